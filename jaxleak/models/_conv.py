@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak.models._activations import smooth_max
+from jaxleak.models._cells import in_cells
 from jaxleak.models._depthwise import depthwise_conv
 from jaxleak.models._fourier import fourier_conv, num_products
 from jaxleak.models._products import product
@@ -179,19 +180,13 @@ def _shifts(
     A strided slice transposes to a pad with holes, which is slow in a gradient's gradient. Cut into cells of one stride
     first, every shift is a contiguous slice of cells.
     """
-    batch, height, width, channels = x.shape
-    sizes = list(zip((height, width), window, strides, pads, strict=True))
-    h, w = ((n + sum(p) - k) // s + 1 for n, k, s, p in sizes)
+    h, w = ((n + sum(p) - k) // s + 1 for n, k, s, p in zip(x.shape[1:3], window, strides, pads, strict=True))
     if strides == (1, 1):
         if any(map(any, pads)):
             x = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=fill)
         return [x[:, i : i + h, j : j + w] for i in range(window[0]) for j in range(window[1])]
-    cells = [n + (k - 1) // s for n, (_, k, s, _) in zip((h, w), sizes, strict=True)]
-    # A last row that no window reads is cut off: negative padding.
-    edges = [(p[0], c * s - n - p[0], 0) for c, (n, _, s, p) in zip(cells, sizes, strict=True)]
-    x = jax.lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     s, t = strides
-    x = x.reshape(batch, cells[0], s, cells[1], t, channels)
+    x = in_cells(x, window, strides, pads, fill)
     return [
         x[:, i // s : i // s + h, i % s, j // t : j // t + w, j % t] for i in range(window[0]) for j in range(window[1])
     ]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from jaxleak.models._bilinear import Window, by_groups, by_rows, primitive_of
+from jaxleak.models._cells import in_cells
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
@@ -117,22 +118,16 @@ def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> 
     x, kernel = x.astype(common), kernel.astype(common)
     if stride == 1:
         return _conv.bind(x[None], kernel[None], geometry=_Geometry((kh, kw), pads))[0]
-    # Cells of s x s pixels become channels, so that every shift is a contiguous slice, and so in every derivative.
-    cells = -(-kh // stride), -(-kw // stride)
-    edges = []
-    for size, (before, after), window, span in zip(x.shape[1:3], pads, (kh, kw), cells, strict=True):
-        outputs = (size + before + after - window) // stride + 1
-        # A last row that no window reads is cut off: negative padding.
-        edges.append((before, (outputs + span - 1) * stride - size - before, 0))
-    x = _in_cells(jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)]), stride)
-    kernel = jnp.pad(kernel, ((0, cells[0] * stride - kh), (0, cells[1] * stride - kw), (0, 0)))
-    kernel = _in_cells(kernel[None], stride)[0]
-    parts = _conv.bind(x[None], kernel[None], geometry=_Geometry(cells, ((0, 0), (0, 0))))[0]
+    # Pixels of a cell become channels.
+    s, spans = stride, (-(-kh // stride), -(-kw // stride))
+    edges = ((0, spans[0] * s - kh), (0, spans[1] * s - kw))
+    x = _as_channels(in_cells(x, (kh, kw), (s, s), pads))
+    kernel = _as_channels(in_cells(kernel[None], (s, s), (s, s), edges))[0]
+    parts = _conv.bind(x[None], kernel[None], geometry=_Geometry(spans, ((0, 0), (0, 0))))[0]
     return parts.reshape(*parts.shape[:-1], stride**2, channels).sum(axis=-2)
 
 
-def _in_cells(x: jax.Array, s: int) -> jax.Array:
-    """(B, s h, s w, C) to (B, h, w, s^2 C)."""
-    batch, height, width, channels = x.shape
-    x = x.reshape(batch, height // s, s, width // s, s, channels).transpose(0, 1, 3, 2, 4, 5)
-    return x.reshape(batch, height // s, width // s, s * s * channels)
+def _as_channels(cells: jax.Array) -> jax.Array:
+    """(B, h, s, w, t, C) to (B, h, w, s t C)."""
+    batch, height, s, width, t, channels = cells.shape
+    return cells.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height, width, s * t * channels)

@@ -113,9 +113,7 @@ def from_torch(
     model = model._replace(has_batch_norm=normalises, by_batch=by_batch, order=tuple(state), constants=constants)
     read = tuple(name for name in untrained if name in variables["params"])
     if evaluated:
-        said = (
-            f"the own code of {', '.join(dict.fromkeys(evaluated))} is that of evaluation mode, without random numbers"
-        )
+        said = f"the own code of {', '.join(evaluated)} is that of evaluation mode, without random numbers"
         model = model._replace(notes=(*model.notes, said))
     return model._replace(eval_layers=kept, untrained=read), variables
 

@@ -101,9 +101,8 @@ class Graph:
     def statistics(self) -> tuple[str, ...]:
         """Names of the buffers that are running statistics of batch normalisation."""
         found: dict[str, None] = {}
-        for node in self.calls():
-            if is_batch_norm(node):
-                found.update(dict.fromkeys(self.buffers[arg.name] for arg in _running(node)))
+        for node in self._batch_norms():
+            found.update(dict.fromkeys(self.buffers[arg.name] for arg in _running(node)))
         return tuple(found)
 
     def other_buffers(self) -> tuple[str, ...]:
