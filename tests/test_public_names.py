@@ -106,7 +106,7 @@ NAMES = {
     "jaxleak.objectives": """
         activation_penalty activation_statistics_distance apply_mask batch_norm_distance binary_cross_entropy
         bn_objective
-        cafe_objective cosine cosine_tv_objective cross_entropy Distance dlg_objective
+        cafe_objective check_distance cosine cosine_tv_objective cross_entropy Distance dlg_objective
         double_softmax_cross_entropy feature_distance fixed_share focal_loss gaussian_kernel gaussian_likelihood
         gc_objective gradient_regularization GradientRegularization group_consistency group_distance l1 l2_prior
         laplace_likelihood layer_norms layer_weighted LOSSES matching_objective MatchingObjective mean_l1

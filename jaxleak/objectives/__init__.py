@@ -1,5 +1,6 @@
 """Loss functions, gradient distances and regularizers of matching attacks."""
 
+from jaxleak.objectives._check_distance import check_distance
 from jaxleak.objectives._curvature import GradientRegularization, gradient_regularization, regularized_gradient
 from jaxleak.objectives._distances import (
     Distance,
@@ -82,6 +83,7 @@ __all__ = [
     "binary_cross_entropy",
     "bn_objective",
     "cafe_objective",
+    "check_distance",
     "cosine",
     "cosine_tv_objective",
     "cross_entropy",

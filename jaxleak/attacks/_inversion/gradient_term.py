@@ -11,7 +11,8 @@ from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.models import Classifier
 from jaxleak.models._activations import Sharpness
-from jaxleak.objectives import Distance, Selection, apply_mask, cosine
+from jaxleak.objectives import Distance, Selection, apply_mask, check_distance, cosine
+from jaxleak.objectives._check_distance import is_own
 
 #: Below this cosine distance between the observed and the simulated gradient the gradient counts as matched. This is a
 #: convention, and it says nothing about the image. In our runs iDLG on a sigmoid ResNet ended at 0.0012 with 9.9 dB
@@ -59,8 +60,13 @@ class Gradients(NamedTuple):
         return None
 
     def term(self, setup: Setup) -> DataTerm:
-        """The distance of what was observed from what `setup.share` makes of the candidate."""
+        """The distance of what was observed from what `setup.share` makes of the candidate.
+
+        Raises `ValueError` if somebody's own distance is none (`objectives.check_distance`).
+        """
         distance, selection, undone = self
+        if is_own(distance):
+            check_distance(distance, jax.eval_shape(setup.model.init, jax.random.key(0))["params"])
 
         def compare(
             observation: Observation, x: jax.Array, y: jax.Array, mask: PyTree, sharpness: Sharpness
