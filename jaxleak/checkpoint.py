@@ -34,6 +34,8 @@ _METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
 #: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, its history, and what
 #: it was computed from.
 _CHECKSUM, _SHAPES, _STEP, _OWNER, _HISTORY, _ORIGIN = "crc32", "shapes", "step", "configuration", "history", "origin"
+#: Characters that a message quotes of one entry of a configuration.
+_LONGEST = 200
 
 
 class ConfigMismatchError(RuntimeError):
@@ -114,6 +116,7 @@ class Checkpoints:
         """
         self.folder = Path(folder).absolute()
         self._config = json.loads(json.dumps(_described(config)))
+        self._fields = {name: tuple(getattr(value, "_fields", ())) for name, value in config.items()}
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         self._origin: dict[str, Any] = {}
         try:
@@ -195,7 +198,7 @@ class Checkpoints:
                     f"{file} is damaged, so nobody knows what its checkpoints belong to; "
                     "choose another folder or start over with fresh=True (--fresh)"
                 ) from error
-            _check_same(self._config, then, self.folder)
+            _check_same(self._config, then, self._fields, self.folder)
         elif owners and self._owner not in owners:
             raise ConfigMismatchError(
                 f"{file} is missing, and its checkpoints belong to another configuration; "
@@ -387,9 +390,9 @@ def _first_line(error: Exception) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-def _check_same(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
+def _check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tuple[str, ...]], folder: Path) -> None:
     differing = [
-        f"{name}: {then.get(name)!r} there, {now.get(name)!r} now"
+        _difference(name, then.get(name), now.get(name), fields.get(name, ()))
         for name in sorted(now.keys() | then.keys())
         if now.get(name) != then.get(name)
     ]
@@ -398,3 +401,17 @@ def _check_same(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None
             f"{folder} holds checkpoints of another configuration ({'; '.join(differing)}); "
             "choose another folder or start over with fresh=True (--fresh)"
         )
+
+
+def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
+    """Where two entries of a configuration differ first, since one may be all that some settings were made of."""
+    inside = ""
+    if fields and isinstance(then, list) and len(then) == len(now):
+        field, then, now = next(entry for entry in zip(fields, then, now, strict=True) if entry[1] != entry[2])
+        name = f"{name}.{field}"
+    while isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        if isinstance(now[0], str) and then[0] == now[0] and isinstance(now[-1], list):  # a function, and what made it
+            inside = f" (in {now[0].replace('.<locals>', '')})"
+        then, now = next((one, other) for one, other in zip(then, now, strict=True) if one != other)
+    said = [text if len(text := repr(value)) <= _LONGEST else f"{text[:_LONGEST]}..." for value in (then, now)]
+    return f"{name}: {said[0]} there, {said[1]} now{inside}"

@@ -92,6 +92,22 @@ def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):
     chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(_tree(0)), _tree(5))
 
 
+def test_settings_that_differ_are_told_by_field_and_value(tmp_path):
+    """And not by all the functions that they are made of, which fill pages."""
+
+    def settings(weight):
+        return presets.inverting_gradients(4).weighing(tv=weight)
+
+    checkpoints = Checkpoints(tmp_path, {"settings": settings(0.1)})
+    checkpoints.save(1, _tree(1))
+    Checkpoints(tmp_path, {"settings": settings(0.1)})
+    with pytest.raises(ConfigMismatchError, match=r"configuration \(settings\.priors: 0\.1 there, 0\.3 now\); choose"):
+        Checkpoints(tmp_path, {"settings": settings(0.3)})
+    with pytest.raises(ConfigMismatchError, match=r"\(settings\.optimizer: .* there, .* now") as error:
+        Checkpoints(tmp_path, {"settings": settings(0.1)._replace(optimizer=optax.sgd(0.1))})
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, damage, capsys):
     checkpoints.save(5, _tree(5))

@@ -417,10 +417,19 @@ class TestFrozenParts:
                 call(variables, x)
             call(trained, x)
 
+    def test_a_layer_stands_for_its_parameters(self):
+        _, model, trained = self.frozen("head")
+        assert not set(_tree.named_leaves(trained["params"])) & set(self.MODEL.head_names)
+        assert model.notes[-1] == "2 of 4 parameters are constants"
+        with pytest.raises(ValueError, match="no parameter or layer hea; "):
+            self.frozen("hea")
+
     def test_what_is_not_there_and_nothing_to_train_are_refused(self):
         variables = self.MODEL.init(jax.random.key(0))
-        with pytest.raises(ValueError, match="the model has no parameter nowhere; it has "):
+        with pytest.raises(ValueError, match="the model has no parameter or layer nowhere; it has "):
             models.freeze(self.MODEL, variables, ["nowhere"])
+        with pytest.raises(ValueError, match=r"names must be several names, as in \['head'\], got the text 'head'"):
+            models.freeze(self.MODEL, variables, "head")
         with pytest.raises(ValueError, match="a parameter must be left that is not frozen"):
             models.freeze(self.MODEL, variables, _tree.named_leaves(variables["params"]))
 

@@ -16,7 +16,8 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
     Args:
         model: any classifier.
         variables: weights of the model; the constants are taken from here.
-        names: names of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight".
+        names: names of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight", or of layers, as
+            in "conv1", with all parameters below.
 
     Returns:
         The classifier, and its variables: None stands in the place of a constant, which JAX counts as no leaf. Linear
@@ -24,12 +25,12 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
         ValueError for variables that hold a constant, since a gradient by them would have it, too.
 
     Raises:
-        ValueError: naming a parameter that the model does not have, or if nothing is left to train.
+        ValueError: naming a parameter or layer that the model does not have; on one text in place of several names; or
+            if nothing is left to train.
     """
     whole = variables["params"]
-    leaves, fixed = _tree.named_leaves(whole), frozenset(names)
-    if unknown := sorted(fixed - leaves.keys()):
-        raise ValueError(f"the model has no parameter {unknown[0]}; it has {', '.join(list(leaves)[:5])}, ...")
+    leaves = _tree.named_leaves(whole)
+    fixed = _meant(names, leaves)
     if fixed == leaves.keys():
         raise ValueError("a client that trains nothing sends nothing: a parameter must be left that is not frozen")
 
@@ -75,3 +76,16 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
         notes=(*model.notes, f"{len(fixed)} of {len(leaves)} parameters are constants"),
     )
     return changed, {**variables, "params": trained(whole)}
+
+
+def _meant(names: Iterable[str], leaves: Iterable[str]) -> frozenset[str]:
+    """The parameters that are named, or lie in a layer that is. Raises `ValueError` as `freeze`."""
+    if isinstance(names, str):
+        raise ValueError(f"names must be several names, as in [{names!r}], got the text {names!r}")
+    fixed = set[str]()
+    for name in names:
+        below = {leaf for leaf in leaves if leaf == name or leaf.startswith((f"{name}/", f"{name}."))}
+        if not below:
+            raise ValueError(f"the model has no parameter or layer {name}; it has {', '.join(list(leaves)[:5])}, ...")
+        fixed |= below
+    return frozenset(fixed)

@@ -88,7 +88,7 @@ def _pair(first: PyTree, second: PyTree, size: float, share: float) -> tuple[PyT
 
 @functools.partial(jax.jit, static_argnums=0)
 def _measured(distance: Distance, first: PyTree, second: PyTree) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The distance of two gradients, the largest entry of its slope by the second, and that of the first from itself."""
+    """How far two gradients are apart, the largest entry of the slope by the second, and the first from itself."""
     apart, slope = jax.value_and_grad(distance, argnums=1)(first, second)
     largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(slope)]).max()
     return apart, largest, distance(first, first)
