@@ -111,6 +111,19 @@ def test_unknown_specs_list_the_known_ones(spec):
         load(spec)
 
 
+def test_a_path_without_its_kind_is_told_what_it_would_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.npz").touch()
+    Path("a.csv").touch()
+    Path("faces").mkdir()
+    meant = {"a.npz": "this file is npz:a.npz", "a.csv": "is csv:a.csv", "faces": "images is folder:faces"}
+    for path, said in meant.items():
+        with pytest.raises(ValueError, match=f"got '{path}'; .*{said}"):
+            load(path)
+    with pytest.raises(ValueError, match=r"got 'b\.npz'$"):
+        load("b.npz")
+
+
 def test_sample_counts_and_seeds_are_checked():
     with pytest.raises(ValueError, match="lfw_faces has 100 samples, fewer than the 101 asked for"):
         load("lfw_faces", n=101)
@@ -159,7 +172,7 @@ _X, _Y = np.zeros((2, 4, 4, 1)), np.array([0, 1])
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": _X}, "has no array 'y'"),
+        ({"x": _X}, "has no array 'y'; it has x"),
         ({"y": _Y}, "has no array 'x'"),
         ({"x": _X + 1.5, "y": _Y}, r"float images must lie within \[0, 1\], got 1\.5 to 1\.5"),
         ({"x": _X * np.nan, "y": _Y}, "x holds non-finite values"),

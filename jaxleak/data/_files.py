@@ -56,7 +56,7 @@ def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
     members = read_npz(path)
     for key in ("x", "y"):
         if key not in members:
-            raise ValueError(f"{path} has no array {key!r}")
+            raise ValueError(f"{path} has no array {key!r}; it has {', '.join(sorted(members)) or 'none'}")
     names = members.get("class_names")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
         raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")

@@ -111,7 +111,16 @@ variable JAXLEAK_DATA_DIR names |
             raise ValueError(f"{spec}: must be idx:IMAGES,LABELS, two paths with one comma between")
         return _files.idx(spec, _files.existing_file(images), _files.existing_file(labels), n, seed)
     known = ", ".join(sorted([*_EMBEDDED, *_NAMED, *_PATTERNS]))
-    raise ValueError(f"a data specification must be one of {known}, got {spec!r}")
+    raise ValueError(f"a data specification must be one of {known}, got {spec!r}{_meant(spec)}")
+
+
+def _meant(path: str) -> str:
+    """What a path without its kind would be as a specification, as the end of a message."""
+    if Path(path).is_dir():
+        return f"; a folder of images is folder:{path}"
+    by_suffix = {".npz": f"npz:{path}", ".csv": f"csv:{path}?label=COLUMN"}
+    found = by_suffix.get(Path(path).suffix) if Path(path).is_file() else None
+    return f"; this file is {found}" if found else ""
 
 
 def _named(name: str, n: int | None, seed: int) -> Dataset:
