@@ -46,6 +46,15 @@ class PartyRecord(NamedTuple):
     party: jax.Array | None = None  # () int32, which party this is; None where a record was made without a protocol
 
 
+class LabelHolderRecord(NamedTuple):
+    """What the label holder of split vertical learning sees of one step at its top model, beside the labels."""
+
+    received: tuple[jax.Array | None, ...]  # (B, e) from every party, as it arrived; None where a cipher hides it
+    first: jax.Array  # (B, d), what the top's first layer gives: in the clear, whether or not it ran on ciphertexts
+    first_params: PyTree  # the parameters of that layer before the step; None where a cipher blinds them
+    rest_params: PyTree  # those of the top behind it
+
+
 class Transcript(NamedTuple):
     """The whole record of one round. Only `jaxleak.threats` may read it on behalf of an attacker."""
 
@@ -56,6 +65,7 @@ class Transcript(NamedTuple):
     statistics: PyTree  # per-layer mean and variance of the batch's activations, for threats that grant them
     private: Batch  # the data themselves
     parties: tuple[PartyRecord, ...] = ()  # every party's own record, where the protocol has parties that train
+    label_holder: LabelHolderRecord | None = None  # and the label holder's, where the protocol has one
 
 
 class Observation(NamedTuple):
@@ -69,6 +79,7 @@ class Observation(NamedTuple):
         labels: (B,) int32.
         statistics: mean and variance of the batch in every normalisation layer, a tree.
         party: what a party of a vertical federation records.
+        label_holder: what its label holder records beside the labels.
     """
 
     round: jax.Array
@@ -78,6 +89,7 @@ class Observation(NamedTuple):
     labels: jax.Array | None = None
     statistics: PyTree = None
     party: PartyRecord | None = None
+    label_holder: LabelHolderRecord | None = None
 
 
 class Reconstruction(NamedTuple):

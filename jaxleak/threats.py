@@ -5,11 +5,13 @@ jaxleak hands transcript fields to an attack. A test fills the transcript's priv
 reaches an observation only where a threat grants it.
 """
 
+import numbers
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 
+from jaxleak import _validate
 from jaxleak._base import Observation, PyTree, Transcript
 from jaxleak._tree import below, named_leaves
 
@@ -19,6 +21,7 @@ __all__ = [
     "HONEST_BUT_CURIOUS_SERVER",
     "SERVER_WITHOUT_INDICES",
     "Threat",
+    "label_holder_view",
     "party_view",
     "view",
 ]
@@ -35,6 +38,8 @@ class Threat(NamedTuple):
     payload: tuple[str, ...] | None = None
     # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
     party: int | None = None
+    # The attacker is the label holder of split vertical learning: it sees what its top model receives.
+    label_holder: bool = False
 
 
 #: CAFE's attacker: the server, which follows the protocol, chose the indices and sees the aggregated gradient.
@@ -55,15 +60,31 @@ def party_view(party: int, *, active: bool = False) -> Threat:
 
     Args:
         party: number of the party, >= 0. It knows which samples take part: parties align their samples before training.
-        active: it is the label holder and has the labels. Its own bottom model leaks features of the others; what the
-            top model shows beyond that is not granted.
+        active: whether it has the labels as well. What a label holder receives at its top model is not granted: that
+            is `label_holder_view`.
 
     Raises:
-        ValueError: if party < 0.
+        ValueError: if party is no whole number >= 0.
     """
-    if party < 0:
-        raise ValueError(f"party must be >= 0, got {party}")
+    _check_party(party)
     return Threat(labels=active, party=party)
+
+
+def label_holder_view(party: int | None = None) -> Threat:
+    """The label holder of split vertical learning, which runs the top model and follows the protocol.
+
+    It has the labels, knows which samples take part, and sees what every party sends, as far as no cipher hides it,
+    what its own first layer gives, and its own parameters.
+
+    Args:
+        party: number of its own party, >= 0, whose record it has as well; None if it holds no features.
+
+    Raises:
+        ValueError: if party is no whole number >= 0.
+    """
+    if party is not None:
+        _check_party(party)
+    return Threat(labels=True, party=party, label_holder=True)
 
 
 def view(threat: Threat, transcript: Transcript) -> Observation:
@@ -78,18 +99,21 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
 
     Raises:
         ValueError: if statistics are granted but the protocol did not record them, a payload path does not exist, or
-            the threat is a party that the transcript does not have.
+            the threat is a party that the transcript does not have, or a label holder where the protocol has none.
     """
     if threat.statistics and transcript.statistics is None:
         raise ValueError("threat grants statistics, but the protocol was built with with_statistics=False")
-    if threat.party is not None:
-        if not 0 <= threat.party < len(transcript.parties):
+    if threat.party is not None or threat.label_holder:
+        if threat.party is not None and not 0 <= threat.party < len(transcript.parties):
             raise ValueError(f"threat is party {threat.party}, but {len(transcript.parties)} parties kept records")
+        if threat.label_holder and transcript.label_holder is None:
+            raise ValueError("threat is a label holder, but the protocol has none (protocols.split_training has one)")
         return Observation(
             round=transcript.round,
             index=transcript.index if threat.index else None,
             labels=transcript.private.y if threat.labels else None,
-            party=transcript.parties[threat.party],
+            party=None if threat.party is None else transcript.parties[threat.party],
+            label_holder=transcript.label_holder if threat.label_holder else None,
         )
     payload = transcript.payload if threat.payload is None else _select(transcript.payload, threat.payload)
     params = transcript.params
@@ -103,6 +127,12 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
         labels=transcript.private.y if threat.labels else None,
         statistics=transcript.statistics if threat.statistics else None,
     )
+
+
+def _check_party(party: int) -> None:
+    if isinstance(party, bool) or not isinstance(party, numbers.Integral):
+        raise ValueError(f"party must be the number of a party, a whole number, got {party!r}")
+    _validate.count_or_zero(party=party)
 
 
 def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:

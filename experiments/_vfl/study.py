@@ -22,8 +22,9 @@ from jaxleak.study.parties import (
     SplitCase,
     SplitJob,
     SplitJobs,
-    about_records,
+    about_run,
     draw_pictures,
+    in_report,
     runs_for,
     score_name,
     split_problem,
@@ -56,7 +57,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     """
     setup = args.setup
     _validate.seeds(seeds=args.seeds)
-    counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs")
+    counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs", "victim_epochs")
     records = ("shadow_records", "victim_records")  # None stands for as many as there are
     asked = {name: getattr(setup, name) for name in (*counts, *records)}
     _validate.count(**{name: number for name, number in asked.items() if number is not None})
@@ -83,13 +84,16 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
 
 
 def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, float]:
-    runs = Runs(args.shadow_init, args.features, task=args.setup.defense != "none", regressions=True, comparisons=True)
+    runs = Runs(
+        args.shadow_init, args.features, task=args.setup.defense != "none", regressions=True, comparisons=True,
+        label_holder=args.features,
+    )  # fmt: skip
     jobs = {name: SplitJob(args.case(name), runs) for name in names}
     seeds = args.seeds
     runner = runner_in(folder, SplitJobs({(job.case, s) for job in jobs.values() for s in seeds}), fresh=args.fresh)
     runner.check(jobs.values(), seeds)
     folder.log_again()
-    sizes = [about_records(job.case) for job in jobs.values()]
+    sizes = [about_run(job.case, seeds[0]) for job in jobs.values()]
     print("\n".join(sizes))
     with Progress() as progress:
         for number, (name, job) in enumerate(jobs.items()):
@@ -247,7 +251,11 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str
         spread = f" +- {np.std(values):.4f}" if len(values) > 1 else ""
         return f"{np.mean(values):.4f}{spread}" if values else "-"
 
-    names = [name for name in _score_names(runs) if not name.startswith("seconds") and not name.endswith("_records")]
+    names = [
+        name
+        for name in in_report(_score_names(runs))
+        if not name.startswith("seconds") and not name.endswith("_records")
+    ]
     return [[score_name(name), *(cell([s[name] for s in of if name in s]) for of in runs.values())] for name in names]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxleak._base import Observation, PartyRecord, PyTree
+from jaxleak._base import LabelHolderRecord, Observation, PartyRecord, PyTree
 from jaxleak._tree import below, named_leaves
 
 
@@ -24,6 +24,7 @@ class Reads(NamedTuple):
     labels: bool = False  # the true labels
     statistics: bool = False  # the batch's activation statistics
     party: bool = False  # one party's own record
+    label_holder: bool = False  # the label holder's record of its top model
 
 
 class Granted(NamedTuple):
@@ -36,6 +37,7 @@ class Granted(NamedTuple):
     labels: jax.Array
     statistics: PyTree
     party: PartyRecord
+    label_holder: LabelHolderRecord
 
 
 #: What a message says of a field that is read and not there, behind the name of the attack.
@@ -45,6 +47,7 @@ _MISSING = {
     "labels": "is given the true labels; the threat must grant labels",
     "statistics": "matches activation statistics; the threat must grant statistics",
     "party": "reads one party's own record; the threat must grant that of a party (threats.party_view)",
+    "label_holder": "reads what the label holder receives; the threat must grant it (threats.label_holder_view)",
 }
 
 

@@ -1,10 +1,12 @@
 """For attacks on what one party of split vertical learning records: the parts of `vflrecon` and `vflrecon_free`.
 
 They are the fields of a record that may be read, the shadow runs that train the reconstruction network, what the
-attacker predicts from its own features alone, and labels from comparisons of returned gradients.
+attacker predicts from its own features alone, and labels from comparisons of returned gradients. The label holder, who
+receives what the parties send, has a regression of their features (`fit_embedding_regression`).
 """
 
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
+from jaxleak.attacks._vertical.embedding_regression import EmbeddingRegression, fit_embedding_regression
 from jaxleak.attacks._vertical.gradient_regression import GradientRegression, fit_gradient_regression
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
@@ -26,6 +28,7 @@ __all__ = [
     "FIELD_CANDIDATES",
     "PAPER_FIELDS",
     "SHADOW_INITS",
+    "EmbeddingRegression",
     "FeatureBaseline",
     "FieldSelection",
     "FreeLabels",
@@ -36,6 +39,7 @@ __all__ = [
     "aligned_signals",
     "direction_labels",
     "fit_aligned_features",
+    "fit_embedding_regression",
     "fit_feature_baseline",
     "fit_gradient_regression",
     "fit_label_baseline",

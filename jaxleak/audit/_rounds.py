@@ -174,7 +174,7 @@ def _programs(attack: Attack, protocol: Protocol, threat: Threat, restarts: int)
         t = carry.protocol.round
         protocol_state, transcript = protocol.round(protocol_key, carry.protocol, private)
         observation = view(threat, transcript)
-        bad = ~_tree.all_finite((observation.payload, observation.party))
+        bad = ~_tree.all_finite((observation.payload, observation.party, observation.label_holder))
         bad_round = jnp.where((carry.bad_round < 0) & bad, t, carry.bad_round)
         k = jax.random.fold_in(step_key, t)
         attack_state, info = step_trials(attack, k, carry.attack, observation, restarts)

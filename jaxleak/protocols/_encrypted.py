@@ -6,6 +6,7 @@ label attacks read, and encryption leaves it as it is, so encryption does not st
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak.models import BottomTopModel
 from jaxleak.protocols._ckks import SecretOwner, tenseal
 from jaxleak.protocols._split_training import InteractiveLayer
 
@@ -24,13 +26,50 @@ _DOMAIN = 2**31 - 1  # keeps this layer's random numbers apart from the defenses
 _Product = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
+@dataclass(frozen=True)
+class EncryptedFirst:
+    """The first layer on ciphertexts, and which parties' embeddings the label holder sees all the same."""
+
+    layer: InteractiveLayer
+    shown: tuple[int, ...]
+
+    def __call__(self, key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
+        """What the layer gives (B, d)."""
+        return self.layer(key, params, embeddings)
+
+    def check(self, model: BottomTopModel) -> None:
+        """Raise `ValueError` unless the model's first layer is the one that is computed: else another model trains."""
+        shapes = jax.eval_shape(model.init, jax.random.key(0))["top"]["first"]
+        names = sorted(shapes) if isinstance(shapes, dict) else []
+        if names != ["bias", "kernel"]:
+            raise ValueError(
+                "an encrypted first layer computes concat(embeddings) @ kernel + bias, so that params['top']['first'] "
+                f"must be a dictionary of 'kernel' and 'bias', and has {', '.join(names) or 'no such names'}"
+            )
+        if any(active >= model.parties for active in self.shown):
+            raise ValueError(f"active must be in [0, {model.parties - 1}], got {self.shown[0]}")
+        rng = np.random.default_rng(0)
+        with jax.ensure_compile_time_eval():
+            params = {name: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+            embeddings = tuple(
+                jnp.asarray(rng.standard_normal((2, model.embedding)), jnp.float32) for _ in range(model.parties)
+            )
+            own = np.asarray(model.first(params, embeddings))
+            linear = np.asarray(jnp.concatenate(embeddings, axis=1) @ params["kernel"] + params["bias"])
+        if own.shape != linear.shape or not np.allclose(own, linear, rtol=1e-3, atol=1e-3 * np.abs(linear).max()):
+            raise ValueError(
+                "an encrypted first layer computes concat(embeddings) @ kernel + bias, and the first layer of this "
+                "model computes something else: put what is not linear into rest"
+            )
+
+
 def encrypted_first(
     *,
     active: int | None = None,
     cipher: Literal["ckks", "plain"] = "ckks",
     blind: float = 1.0,
     mask: float = 10.0,
-) -> InteractiveLayer:
+) -> EncryptedFirst:
     """A layer for `split_training(interactive=...)`: additively homomorphic, or the same algebra without ciphertexts.
 
     With A a party, B the label holder, W_A A's rows of the layer's kernel:
@@ -67,9 +106,9 @@ def encrypted_first(
         mask: largest absolute entry of eps_B (uniform), > 0.
 
     Returns:
-        An `InteractiveLayer`; every encrypting party has a key pair of its own, drawn when it is traced first. It
-        raises `ValueError` if `active` does not exist or the top has no first layer, and fails if a product leaves the
-        cipher's range.
+        An `InteractiveLayer`; every encrypting party has a key pair of its own, drawn when it is traced first.
+        `split_training` raises `ValueError` if `active` does not exist or the model's first layer is another one than
+        concat(embeddings) @ kernel + bias. A step fails if a product leaves the cipher's range.
 
     Raises:
         ImportError: if cipher="ckks" and TenSEAL is missing; the message names the extra to install.
@@ -91,10 +130,6 @@ def encrypted_first(
         return _encrypted_product(owners[party])
 
     def layer(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
-        if "kernel" not in params:
-            raise ValueError("an encrypted first layer needs a top model with parameters, got top=None")
-        if active is not None:
-            _validate.in_range(0, len(embeddings) - 1, active=active)
         kernels = jnp.split(params["kernel"], len(embeddings))
         z = params["bias"]
         for party, (alpha, weights) in enumerate(zip(embeddings, kernels, strict=True)):
@@ -111,7 +146,7 @@ def encrypted_first(
             )
         return z
 
-    return layer
+    return EncryptedFirst(layer, () if active is None else (active,))
 
 
 def _plain_product(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak import _validate
-from jaxleak._base import Batch, Loss, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
+from jaxleak._base import Batch, LabelHolderRecord, Loss, PartyRecord, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.defenses._base import in_order
 from jaxleak.models import BottomTopModel
@@ -63,19 +63,21 @@ def split_training(
             parameters with; the gradients that the label holder sends to the parties stay as they are. A defense that
             remembers earlier rounds is refused when a step is run: no state of it is kept.
         interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
+            The label holder's record has no embeddings then, but those of the parties in its attribute `shown`, if it
+            has one, and not the layer's parameters. A method `check(model)`, if it has one, is called first.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
     Returns:
-        A `Protocol` whose transcripts carry `parties`, one `PartyRecord` each. The payload is the tuple of gradients
-        at the bottoms' outputs; `share` computes it without defenses.
+        A `Protocol` whose transcripts carry `parties`, one `PartyRecord` each, and `label_holder`. The payload is the
+        tuple of gradients at the bottoms' outputs; `share` computes it without defenses.
 
     Raises:
         ValueError: if a size is not whole, B is not in [1, N], an option or a defense's place is unknown, a
-            defense is made for another number of classes than the model's, or one needs gradients of single examples,
-            which an interactive layer does not give; when a step is run, if a defense remembers earlier rounds, or the
-            private set does not hold N samples of the model's parties and columns, with labels in [0, C) and zeros
-            beyond a party's width. Under `jax.jit` there are no values to look at, so that `audit.run` and
-            `audit.watch` look before they compile.
+            defense is made for another number of classes than the model's, one needs gradients of single examples,
+            which an interactive layer does not give, or such a layer does not fit the model; when a step is run, if a
+            defense remembers earlier rounds, or the private set does not hold N samples of the model's parties and
+            columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
+            at, so that `audit.run` and `audit.watch` look before they compile.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
@@ -85,7 +87,13 @@ def split_training(
         check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)
     by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
     if by_example and interactive is not None:
-        raise ValueError("a defense at per_example_gradient cannot be combined with an interactive layer")
+        raise ValueError(
+            "a defense at per_example_gradient (dp_sgd) needs gradients of single examples, which an interactive layer "
+            "(a cipher) does not give: leave one of them out"
+        )
+    if check := getattr(interactive, "check", None):
+        check(model)
+    shown = range(model.parties) if interactive is None else getattr(interactive, "shown", ())
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
 
@@ -94,10 +102,13 @@ def split_training(
             value, _ = defended(defense, place, jax.random.fold_in(key, i), value, round=step, **known)
         return value
 
-    def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
+    def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        """Logits, and what the first layer gives."""
         if interactive is None:
-            return model.top(params, embeddings)
-        return model.rest(params["rest"], interactive(key, params["first"], embeddings))
+            z = model.first(params["first"], embeddings)
+        else:
+            z = interactive(key, params["first"], embeddings)
+        return model.rest(params["rest"], z), z
 
     def share(params: PyTree, batch: Batch) -> PyTree:
         embeddings = _embed(model, params["bottom"], batch.x)
@@ -120,7 +131,7 @@ def split_training(
             pulls.append(pull)
             embeddings.append(b)
         sent = defend(noise_key, "bottom_output", tuple(embeddings), state.round)
-        output, pull_top = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], sent)
+        output, pull_top, z = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], sent, has_aux=True)
         output = defend(noise_key, "top_output", output, state.round, labels=batch.y)
         output_gradient = jax.grad(mean_loss)(output, batch.y)
         output_gradient = defend(noise_key, "top_output_gradient", output_gradient, state.round, labels=batch.y)
@@ -148,7 +159,13 @@ def split_training(
             )
             for p in range(model.parties)
         )
-        transcript = Transcript(state.round, params, cut, index, None, batch, parties)
+        label_holder = LabelHolderRecord(
+            received=tuple(b if p in shown else None for p, b in enumerate(sent)),
+            first=z,
+            first_params=params["top"]["first"] if interactive is None else None,
+            rest_params=params["top"]["rest"],
+        )
+        transcript = Transcript(state.round, params, cut, index, None, batch, parties, label_holder)
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
     return Protocol(init, round_, share, functools.partial(_check, model, num_samples, loss))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxleak.study.parties._about import about_run
     from jaxleak.study.parties._case import (
         FieldName,
         OptimizerName,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
         SplitSetup,
     )
     from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
-    from jaxleak.study.parties._names import ATTACK_LABELS, score_name
+    from jaxleak.study.parties._names import ATTACK_LABELS, in_report, score_name
     from jaxleak.study.parties._pictures import draw_correlations, draw_pictures, draw_strips
     from jaxleak.study.parties._problem import (
         ADVERSARY,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         THREAT,
         Records,
         SplitProblem,
-        about_records,
         records_of,
         sources_of_parties,
         split_problem,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitDefenseName", "SplitSetup"), "_case"),
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
-    **dict.fromkeys(("ATTACK_LABELS", "score_name"), "_names"),
+    **dict.fromkeys(("ATTACK_LABELS", "in_report", "score_name"), "_names"),
     **dict.fromkeys(("draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
     **dict.fromkeys(
         (
@@ -50,7 +50,6 @@ _MODULE_OF = {
             "Records",
             "SplitProblem",
             "THREAT",
-            "about_records",
             "records_of",
             "sources_of_parties",
             "split_problem",
@@ -58,6 +57,7 @@ _MODULE_OF = {
         "_problem",
     ),
     **dict.fromkeys(("Runs", "run_case", "task_scores"), "_runs"),
+    "about_run": "_about",
     "correlations": "_truth",
 }
 
@@ -77,11 +77,12 @@ __all__ = [
     "SplitProblem",
     "SplitSetup",
     "THREAT",
-    "about_records",
+    "about_run",
     "correlations",
     "draw_correlations",
     "draw_pictures",
     "draw_strips",
+    "in_report",
     "records_of",
     "run_case",
     "runs_for",

@@ -49,6 +49,11 @@ class SplitSetup:
     """How columns are scaled to [0, 1]."""
     balanced: bool = False
     """Draw equally many samples of every class."""
+    categories: Literal["hashed", "one_hot"] = "hashed"
+    """How categorical columns become numbers: hashed into one column each, in which categories are hardly apart and
+    count little in errors of features; or one_hot, a column per category."""
+    victim_epochs: int = 1
+    """Epochs of the real run that the attacker sees."""
     cipher: Literal["none", "plain", "ckks"] = "none"
     """Cipher of the top model's first layer: none, plain (the encrypted protocol's algebra without ciphertexts), or
     ckks (real ciphertexts). Rows that a table prints for encryption use ckks unless the quicker plain is given.
@@ -85,15 +90,11 @@ class SplitCase(SplitSetup):
 
     data: str
     """Data set, as docs/data.md lists them."""
-    categories: Literal["hashed", "one_hot"] = "hashed"
-    """How categorical columns become numbers: hashed into a few, or one per category."""
     free_top: bool = False
     """Whether the top model has no parameters and only adds up what the parties send."""
     shadow_epochs: int = 0
     """Epochs of the shadow run; 0 takes one and a half times as many steps as the attacker sees of the real run, and at
     least 3 epochs."""
-    victim_epochs: int = 1
-    """Epochs of the real run that the attacker sees."""
 
     def undefended(self) -> "SplitCase":
         """The same case without a defense."""

@@ -27,6 +27,8 @@ def comparisons(
 ) -> dict[str, float]:
     """Label accuracies of the attacks of Fu et al. and, for two classes, of the attacks of Li et al. on the real run.
 
+    Those of Fu et al. attack undefended runs of their own, so that a case with a defense has none of them.
+
     Args:
         case: case of the run.
         seed: random seed of the attacks of Fu et al. and of the runs that they need.
@@ -38,7 +40,7 @@ def comparisons(
     Returns:
         Accuracies and balanced accuracies in [0, 1], by the names of the scores.
     """
-    scores = fu_free_top(case, seed) | fu_completion(case, seed)
+    scores = {} if case.defense != "none" else fu_free_top(case, seed) | fu_completion(case, seed)
     if problem.model.num_classes != 2:
         return scores
     index, x, gradients = party_records.flat_observations(seen)

@@ -13,7 +13,7 @@ from jaxleak.study.runner import Cost, Result, named_before
 from jaxleak.study.sources import Arrays
 
 #: Measured seconds on two CPU cores that other work used as well. They only decide what fits a budget.
-_FIRST, _PER_START, _TASK, _CKKS_STEP = 10.0, 8.0, 6.0, 1.5
+_FIRST, _PER_START, _TASK, _LABEL_HOLDER, _CKKS_STEP = 10.0, 8.0, 6.0, 5.0, 1.5
 
 
 class SplitJob(NamedTuple):
@@ -45,7 +45,7 @@ class SplitJobs:
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """What a stored result belongs to: the case, the runs and the seed."""
         case = named_before(dataclasses.asdict(job.case), scales="entry")
-        return {"case": case, "runs": job.runs._asdict(), "seed": seed}
+        return {"case": case, "runs": named_before(job.runs._asdict(), label_holder=False), "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:
         """The data from which the case draws records."""
@@ -79,10 +79,11 @@ def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit,
     names = list(scores)
     return Runs(
         shadow_init=shadow_init if any(not name.startswith("task") for name in names) else (),
-        features=any(name.startswith(("feature_mse", "correlation")) for name in names),
+        features=any(name.startswith(("feature_mse", "correlation")) and "_label_holder" not in name for name in names),
         task=any(name.startswith("task") for name in names),
         comparisons=any("_li_" in name or "_fu_" in name for name in names),
         timed="seconds_per_step" in names,
+        label_holder=any("_label_holder" in name for name in names),
     )
 
 
@@ -96,6 +97,9 @@ def seconds_of(case: SplitCase, runs: Runs) -> float:
     trainings = 1 + (len(party_records.FIELD_CANDIDATES) if case.select == "validation" else 0)
     network = size * (2 if runs.features else 1) * (4 if "parameters" in case.fields else 1)
     total += _PER_START * starts * network * trainings * max(1.0, case.shadow_runs * case.network_epochs / 10)
+    if runs.label_holder:
+        total += _LABEL_HOLDER * (2 if case.defense != "none" else 1)
     if case.cipher == "ckks":
-        total += _CKKS_STEP * (case.parties - 1) * victims / case.batch_size
+        watched = 2 if runs.label_holder else 1
+        total += watched * _CKKS_STEP * (case.parties - 1) * victims / case.batch_size
     return total * (4 if case.data == "cifar10" else 1)

@@ -1,5 +1,7 @@
 """What reports, tables and legends call the attacks of a vertical run and their scores."""
 
+from collections.abc import Iterable
+
 #: Names of the attacks and of the baselines, as legends show them.
 ATTACK_LABELS = {
     "shared": "VFLRecon that knows all initial parameters",
@@ -26,12 +28,15 @@ _COMPARED = {
     "li_norm": "norms of gradients, Li et al.",
     "li_direction": "directions of gradients, Li et al., beside the surest positive",
     "regression_shared": "regression on cut gradients, all initial parameters known",
+    "label_holder": "label holder, by what the parties send, all initial parameters known",
+    "label_holder_alone": "label holder, by labels and own features alone",
     "aligned": "regression on gradients and recovered labels",
     "free_labels": "regression on own features and recovered labels",
 }
 #: Names of the scores that no attack has.
 _OTHERS = {
     "feature_variance": "variance of the features",
+    "feature_variance_label_holder": "variance of the features that the label holder lacks",
     "correlation_original": "correlation of two features, true",
     "correlation_reconstructed": "correlation of two features, reconstructed",
     "correlation_error": "error of correlations between features",
@@ -43,6 +48,7 @@ _OTHERS = {
     "task_accuracy_undefended": "task's accuracy without the defense",
     "task_balanced_accuracy_undefended": "task's accuracy without the defense, mean over classes",
     "task_accuracy_change": "task's accuracy, change by the defense",
+    "task_balanced_accuracy_change": "task's accuracy, mean over classes, change by the defense",
 }
 _ADAPTIVE = "_adaptive"
 
@@ -52,6 +58,18 @@ def attack_name(name: str) -> str:
     plain = name.removesuffix(_ADAPTIVE)
     label = (ATTACK_LABELS | _COMPARED).get(plain, plain.replace("_", " "))
     return label + (", and knows the defense" if plain != name else "")
+
+
+#: Beginnings of scores in the order of a report: what a case was run for comes first.
+_ORDER = (
+    "label_balanced", "label_accuracy", "label_", "feature_gain", "feature_mse", "feature_variance", "correlation",
+    "task_balanced", "task", "",
+)  # fmt: skip
+
+
+def in_report(scores: Iterable[str]) -> list[str]:
+    """The scores in the order of a report: labels, features, the task, and the rest."""
+    return sorted(scores, key=lambda name: (next(i for i, start in enumerate(_ORDER) if name.startswith(start)), name))
 
 
 def score_name(score: str) -> str:

@@ -12,6 +12,7 @@ from jaxleak._base import Observation, Protocol, PyTree
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._comparisons import comparisons
+from jaxleak.study.parties._label_holder import label_holder_scores
 from jaxleak.study.parties._own_features import TASKS, Task, own_features
 from jaxleak.study.parties._problem import (
     ADVERSARY,
@@ -36,6 +37,7 @@ class Runs(NamedTuple):
     regressions: bool = False  # whether features are regressed on cut gradients as well, without networks
     comparisons: bool = False  # whether the label attacks of Li et al. and Fu et al. run as well
     timed: bool = False  # whether the real run is watched once more for the time of a step, which is compiled by then
+    label_holder: bool = False  # whether the label holder's attack on the features runs as well
 
 
 def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict[str, float], dict[str, np.ndarray]]:
@@ -92,6 +94,8 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
             begin = time.perf_counter()
             jax.block_until_ready(watch())
         scores["seconds_per_step"] = (time.perf_counter() - begin) / rounds
+    if runs.label_holder:
+        scores |= label_holder_scores(case, problem, start, seed)
     # From here on the attacks get the set-up without the truth. Only the scores keep the truth.
     problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
     known = own_features(case.attacker_only(), seed, runs.features)
@@ -176,7 +180,7 @@ def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
     """Accuracy in [0, 1] of the task after `task_epochs` epochs, on the shadow records, which are not trained on.
 
     Beside it stand the mean of the accuracy over classes, and the accuracy of always answering the most frequent class.
-    With a defense the dict also has the undefended accuracies, and the change that the defense makes.
+    With a defense the dict also has the undefended accuracies, and the changes that the defense makes.
     """
     task = _task(case, seed)
     scores = {
@@ -189,6 +193,7 @@ def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
         scores["task_accuracy_undefended"] = undefended.accuracy
         scores["task_balanced_accuracy_undefended"] = undefended.balanced
         scores["task_accuracy_change"] = task.accuracy - undefended.accuracy
+        scores["task_balanced_accuracy_change"] = task.balanced - undefended.balanced
     return scores
 
 

@@ -1,0 +1,45 @@
+"""What is run in a case of vertical training, in sentences for a report."""
+
+from jaxleak.defenses import SPLIT_DEFENSES
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import about_records, split_problem, table_of
+
+
+def about_run(case: SplitCase, seed: int) -> str:
+    """How many records a case has, how its table was read, how long the runs are, and which defense it has.
+
+    Args:
+        case: case of the run.
+        seed: random seed, by which records are drawn; a column that is constant in the shadow records is left out.
+
+    Raises:
+        FileNotFoundError, ValueError: as `split_problem`.
+    """
+    problem, table = split_problem(case, seed), table_of(case.data)
+    said = [about_records(case)]
+    if constant := table.num_features - sum(len(own) for own in problem.columns):
+        said.append(
+            f"{constant} of its columns {'is' if constant == 1 else 'are'} constant in the shadow records and left out."
+        )
+    if (count := table.categorical.shape[1]) and case.categories == "hashed":
+        said.append(
+            f"The {count} categorical columns are hashed into one number each, in which categories are hardly apart, "
+            "so that they count little in errors of features; --categories one_hot gives each category a column."
+        )
+    said.append(f"The attackers see {_epochs(case.victim_epochs)} of the real run.")
+    if case.defense != "none":
+        defense = SPLIT_DEFENSES[case.defense]
+        said.append(
+            f"Its defense is {case.defense} of strength {case.strength or defense.default:g} ({defense.unit}). The "
+            f"task's accuracies are those after {_epochs(case.task_epochs)}"
+            + (
+                ", in which more leaks than the attackers see here; --victim-epochs shows them more."
+                if case.task_epochs > case.victim_epochs
+                else "."
+            )
+        )
+    return " ".join(said)
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' if count > 1 else ''}"

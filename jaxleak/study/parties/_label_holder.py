@@ -1,0 +1,64 @@
+"""What the label holder of a vertical run learns of the other parties' features from what they send it."""
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from jaxleak import audit, metrics, threats
+from jaxleak._base import ProtocolState
+from jaxleak.attacks import party_records
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import SplitProblem, rounds_of
+
+
+def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int) -> dict[str, float]:
+    """Errors of the label holder's regression of all other parties' features, on the real run of `run_case`.
+
+    The label holder is the last party. It knows all initial parameters, and trains on the shadow records for one epoch.
+    Under a cipher it has what its first layer gives in the place of the embeddings.
+
+    Args:
+        case: case of the run.
+        problem: set-up; the real run's records are watched and scored, and the attack sees what `label_holder_view`
+            grants of them.
+        start: the real run's state before the first step.
+        seed: random seed >= 0 of the runs and the regressions.
+
+    Returns:
+        Mean squared errors per feature on the scale of the encoding: `feature_mse_label_holder`, against a defense also
+        `feature_mse_label_holder_adaptive`, whose shadow run has the defense, and `feature_mse_label_holder_alone` by
+        labels and own features alone. `feature_variance_label_holder` is the variance of these features, and
+        `feature_gain_label_holder`, with `..._adaptive`, is by how much less of it is left than by the latter.
+    """
+    model, key = problem.model, jax.random.key(seed)
+    party = model.parties - 1
+    watch = partial(audit.watch, key=jax.random.fold_in(key, 1))
+    threat = threats.label_holder_view(party)
+    rounds = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
+    _, seen = watch(problem.victim_protocol, threat, problem.victim, start, rounds=rounds)
+    known = np.asarray(party_records.victims_features(model, problem.shadow.x, party))
+    truth = np.asarray(party_records.victims_features(model, problem.victim.x, party))
+    took_part = np.unique(np.asarray(seen.index))
+    variance = float(truth[took_part].var(axis=0).mean())
+    scores = {"feature_variance_label_holder": variance}
+    shadows = {"": problem.shadow_protocol}
+    if case.defense != "none":
+        shadows["_adaptive"] = problem.adaptive_protocol
+    for suffix, protocol in shadows.items():
+        _, shadow_seen = watch(
+            protocol,
+            threat,
+            problem.shadow,
+            protocol.init(key)._replace(params=start.params),
+            rounds=rounds_of(problem.shadow, case.batch_size, 1),
+        )
+        found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, seed=seed)
+        error, alone = (
+            metrics.feature_mse(truth, predict(seen, len(truth)), took_part)
+            for predict in (found.predict, found.predict_alone)
+        )
+        scores[f"feature_mse_label_holder{suffix}"] = error
+        scores[f"feature_gain_label_holder{suffix}"] = (alone - error) / max(variance, 1e-12)
+        scores.setdefault("feature_mse_label_holder_alone", alone)
+    return scores
