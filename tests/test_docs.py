@@ -84,7 +84,8 @@ def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
 
 @pytest.mark.slow
 def test_a_table_of_ones_own_is_audited_in_any_unit():
-    names = run("docs/your_table.md")
+    _, label_holder = programs("docs/your_table.md")
+    names = run("docs/your_table.md", of=2)
     scores = names["scores"]
     assert names["table"].min() < 0
     assert names["table"].max() > 1
@@ -92,6 +93,8 @@ def test_a_table_of_ones_own_is_audited_in_any_unit():
     assert scores["features"] > 0.4
     assert scores["features by regression"] > scores["features"]
     assert names["answer"].answered.all()
+    exec(label_holder, names)
+    assert names["received"] > 0.8 > names["alone"]
 
 
 def test_archives_of_ones_own_are_loaded(tmp_path, monkeypatch):

@@ -163,6 +163,33 @@ def test_training_on_ciphertexts_shows_a_party_the_same_gradients(model, private
     assert np.abs(encrypted[1].party.output_gradient).max() > 1e-2
 
 
+def split_by(model, layer):
+    return protocols.split_training(model, num_samples=N, batch_size=B, interactive=layer)
+
+
+def test_a_first_layer_that_is_not_the_encrypted_one_is_refused(model):
+    """Else another model than the client's is trained and attacked, without a word."""
+    layer = encrypted_first(active=2, cipher="plain")
+    split_by(model, layer)
+    for first in (
+        lambda params, b: jnp.tanh(jnp.concatenate(b, axis=1) @ params["kernel"] + params["bias"]),
+        lambda params, b: jnp.concatenate(b[::-1], axis=1) @ params["kernel"] + params["bias"],
+        lambda params, b: jnp.concatenate(b, axis=1) @ params["kernel"],
+    ):
+        with pytest.raises(ValueError, match="the first layer of this model computes something else: put what"):
+            split_by(model._replace(first=first), layer)
+    with pytest.raises(ValueError, match="a dictionary of 'kernel' and 'bias', and has no such names"):
+        split_by(models.bottom_top(WIDTHS, C, bottom=(4,), top=None), layer)
+
+    def renamed(key):
+        params = model.init(key)
+        first = {"w": params["top"]["first"]["kernel"], "b": params["top"]["first"]["bias"]}
+        return {**params, "top": {**params["top"], "first": first}}
+
+    with pytest.raises(ValueError, match="and has b, w"):
+        split_by(model._replace(init=renamed), layer)
+
+
 def test_errors_come_before_training(model, monkeypatch):
     with pytest.raises(ValueError, match="cipher must be one of ckks, plain"):
         encrypted_first(cipher="paillier")
@@ -172,11 +199,8 @@ def test_errors_come_before_training(model, monkeypatch):
         encrypted_first(blind=-1.0)
     with pytest.raises(ValueError, match="active must be >= 0"):
         encrypted_first(active=-1)
-    params = model.init(KEY)["top"]["first"]
     with pytest.raises(ValueError, match=r"active must be in \[0, 2\], got 3"):
-        encrypted_first(active=3, cipher="plain")(KEY, params, (jnp.ones((B, 4)),) * 3)
-    with pytest.raises(ValueError, match="needs a top model with parameters"):
-        encrypted_first(cipher="plain")(KEY, {}, (jnp.ones((B, 3)),))
+        split_by(model, encrypted_first(active=3, cipher="plain"))
     with pytest.raises(OverflowError, match="numbers up to 500, got 600"):
         _ckks.SecretOwner().product(np.full((1, 2), 30.0), np.full((2, 1), 10.0), np.zeros((1, 1)))
     with pytest.raises(OverflowError, match="numbers up to 500, got 600"):

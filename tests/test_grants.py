@@ -40,9 +40,18 @@ def seen(observation):
 
 
 def test_every_field_of_a_threat_and_of_an_observation_is_known_here():
-    assert Threat._fields == ("index", "labels", "statistics", "running_statistics", "payload", "party")
-    assert Observation._fields == ("round", "params", "payload", "index", "labels", "statistics", "party")
-    assert Threat() == Threat(True, False, False, False, None, None)
+    assert Threat._fields == ("index", "labels", "statistics", "running_statistics", "payload", "party", "label_holder")
+    assert Observation._fields == (
+        "round",
+        "params",
+        "payload",
+        "index",
+        "labels",
+        "statistics",
+        "party",
+        "label_holder",
+    )
+    assert Threat() == Threat(True, False, False, False, None, None, False)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -180,3 +189,6 @@ def test_a_party_sees_its_own_record_and_may_be_kept_from_the_indices():
     assert seen(threats.view(THREAT._replace(index=False), transcript)) == {"round", "party"}
     active = threats.party_view(ADVERSARY, active=True)
     assert seen(threats.view(active, transcript)) == {"round", "index", "party", "labels"}
+    holder = threats.label_holder_view(1)
+    assert seen(threats.view(holder, transcript)) == {"round", "index", "party", "labels", "label_holder"}
+    assert seen(threats.view(threats.label_holder_view(), transcript)) == {"round", "index", "labels", "label_holder"}

@@ -46,7 +46,8 @@ NAMES = {
         statistics_prior train_generator variation_prior
     """,
     "jaxleak.attacks.party_records": """
-        aligned_signals direction_labels FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection
+        aligned_signals direction_labels EmbeddingRegression FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection
+        fit_embedding_regression
         fit_aligned_features fit_feature_baseline fit_gradient_regression fit_label_baseline flat_observations
         free_labels FreeLabels GradientRegression join_runs LabelBaseline norm_labels PAPER_FIELDS
         ReconstructionNet recorded select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
@@ -147,8 +148,8 @@ NAMES = {
         TOO_COSTLY Variant variant_counts VARIANTS
     """,
     "jaxleak.study.parties": """
-        about_records ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName
-        IMAGE_WIDTHS OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of
+        about_run ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName
+        IMAGE_WIDTHS in_report OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of
         sources_of_parties split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup
         task_scores THREAT
     """,
@@ -198,7 +199,7 @@ NAMES = {
         settled_after sign_noise STRENGTHS summary_of_ratios
     """,
     "jaxleak.threats": """
-        BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER party_view SERVER_WITHOUT_INDICES Threat
+        BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER label_holder_view party_view SERVER_WITHOUT_INDICES Threat
         view
     """,
 }

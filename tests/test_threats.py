@@ -7,7 +7,7 @@ import reference
 
 from jaxleak import models, protocols, threats
 from jaxleak._base import Batch
-from jaxleak.threats import Threat, party_view, view
+from jaxleak.threats import Threat, label_holder_view, party_view, view
 
 THREATS = {name: value for name, value in vars(threats).items() if isinstance(value, Threat)}
 THREATS |= {"labels": Threat(labels=True), "statistics": Threat(statistics=True)}
@@ -109,8 +109,19 @@ def test_a_party_sees_its_own_record_and_nothing_else():
         assert observation.params is None
         assert observation.payload is None
         assert _nan_fields(view(party_view(party, active=True), elsewhere)) == {"labels"}
+        holder = view(label_holder_view(party), elsewhere)
+        assert _nan_fields(holder) == {"labels", "label_holder"}
+        assert holder.params is None
+        assert holder.payload is None
         own_poison = transcript._replace(parties=poisoned.parties)
         assert _nan_fields(view(party_view(party), own_poison)) == {"party"}
+    nobodys = view(label_holder_view(), transcript)
+    assert nobodys.party is None
+    assert jax.tree.structure(nobodys.label_holder) == jax.tree.structure(transcript.label_holder)
+    with pytest.raises(ValueError, match="threat is a label holder, but the protocol has none"):
+        view(label_holder_view(), transcript._replace(label_holder=None))
+    with pytest.raises(ValueError, match="threat is party 2, but 2 parties kept records"):
+        view(label_holder_view(2), transcript)
     with pytest.raises(ValueError, match="threat is party -1, but 2 parties kept records"):
         view(party_view(0)._replace(party=-1), transcript)
     with pytest.raises(ValueError, match="threat is party 2, but 2 parties kept records"):

@@ -97,18 +97,12 @@ def split_training(
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
 
+    top = functools.partial(_top, model, interactive)
+
     def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
             value, _ = defended(defense, place, jax.random.fold_in(key, i), value, round=step, **known)
         return value
-
-    def top(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        """Logits, and what the first layer gives."""
-        if interactive is None:
-            z = model.first(params["first"], embeddings)
-        else:
-            z = interactive(key, params["first"], embeddings)
-        return model.rest(params["rest"], z), z
 
     def share(params: PyTree, batch: Batch) -> PyTree:
         embeddings = _embed(model, params["bottom"], batch.x)
@@ -131,7 +125,7 @@ def split_training(
             pulls.append(pull)
             embeddings.append(b)
         sent = defend(noise_key, "bottom_output", tuple(embeddings), state.round)
-        output, pull_top, z = jax.vjp(lambda p, b: top(noise_key, p, b), params["top"], sent, has_aux=True)
+        output, pull_top, z = jax.vjp(functools.partial(top, noise_key), params["top"], sent, has_aux=True)
         output = defend(noise_key, "top_output", output, state.round, labels=batch.y)
         output_gradient = jax.grad(mean_loss)(output, batch.y)
         output_gradient = defend(noise_key, "top_output_gradient", output_gradient, state.round, labels=batch.y)
@@ -146,19 +140,7 @@ def split_training(
         gradients = {"bottom": tuple(bottoms), "top": top_gradient}
 
         new_params, opt_state = _update_owners(transform, gradients, state.opt_state, params)
-        parties = tuple(
-            PartyRecord(
-                x=slices[p],
-                params=params["bottom"][p],
-                params_after=new_params["bottom"][p],
-                params_gradient=gradients["bottom"][p],
-                output=embeddings[p],
-                output_after=model.bottom(new_params["bottom"][p], slices[p]),
-                output_gradient=cut[p],
-                party=jnp.int32(p),
-            )
-            for p in range(model.parties)
-        )
+        parties = _party_records(model, params, new_params, gradients, slices, tuple(embeddings), cut)
         label_holder = LabelHolderRecord(
             received=tuple(b if p in shown else None for p, b in enumerate(sent)),
             first=z,
@@ -169,6 +151,45 @@ def split_training(
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
     return Protocol(init, round_, share, functools.partial(_check, model, num_samples, loss))
+
+
+def _top(
+    model: BottomTopModel,
+    interactive: InteractiveLayer | None,
+    key: jax.Array,
+    params: PyTree,
+    embeddings: tuple[jax.Array, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """Logits (B, C), and what the first layer gives (B, d)."""
+    if interactive is None:
+        z = model.first(params["first"], embeddings)
+    else:
+        z = interactive(key, params["first"], embeddings)
+    return model.rest(params["rest"], z), z
+
+
+def _party_records(
+    model: BottomTopModel,
+    params: PyTree,
+    new_params: PyTree,
+    gradients: PyTree,
+    slices: tuple[jax.Array, ...],
+    embeddings: tuple[jax.Array, ...],
+    cut: tuple[jax.Array, ...],
+) -> tuple[PartyRecord, ...]:
+    return tuple(
+        PartyRecord(
+            x=slices[p],
+            params=params["bottom"][p],
+            params_after=new_params["bottom"][p],
+            params_gradient=gradients["bottom"][p],
+            output=embeddings[p],
+            output_after=model.bottom(new_params["bottom"][p], slices[p]),
+            output_gradient=cut[p],
+            party=jnp.int32(p),
+        )
+        for p in range(model.parties)
+    )
 
 
 def _check(model: BottomTopModel, num_samples: int, loss: Loss, private: Batch) -> None:

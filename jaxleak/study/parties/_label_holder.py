@@ -15,8 +15,8 @@ from jaxleak.study.parties._problem import SplitProblem, rounds_of
 def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int) -> dict[str, float]:
     """Errors of the label holder's regression of all other parties' features, on the real run of `run_case`.
 
-    The label holder is the last party. It knows all initial parameters, and trains on the shadow records for one epoch.
-    Under a cipher it has what its first layer gives in the place of the embeddings.
+    The label holder is the last party. It knows all initial parameters, and trains on the shadow records for one epoch,
+    twice. Under a cipher it has what its first layer gives in the place of the embeddings.
 
     Args:
         case: case of the run.
@@ -33,10 +33,11 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
     """
     model, key = problem.model, jax.random.key(seed)
     party = model.parties - 1
-    watch = partial(audit.watch, key=jax.random.fold_in(key, 1))
     threat = threats.label_holder_view(party)
     rounds = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
-    _, seen = watch(problem.victim_protocol, threat, problem.victim, start, rounds=rounds)
+    _, seen = audit.watch(
+        problem.victim_protocol, threat, problem.victim, start, key=jax.random.fold_in(key, 1), rounds=rounds
+    )
     known = np.asarray(party_records.victims_features(model, problem.shadow.x, party))
     truth = np.asarray(party_records.victims_features(model, problem.victim.x, party))
     took_part = np.unique(np.asarray(seen.index))
@@ -46,14 +47,16 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
     if case.defense != "none":
         shadows["_adaptive"] = problem.adaptive_protocol
     for suffix, protocol in shadows.items():
-        _, shadow_seen = watch(
+        watch = partial(
+            audit.watch,
             protocol,
             threat,
             problem.shadow,
             protocol.init(key)._replace(params=start.params),
             rounds=rounds_of(problem.shadow, case.batch_size, 1),
         )
-        found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, seed=seed)
+        shadow_seen, again = (watch(key=jax.random.fold_in(key, 50 + number))[1] for number in range(2))
+        found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, again=again, seed=seed)
         error, alone = (
             metrics.feature_mse(truth, predict(seen, len(truth)), took_part)
             for predict in (found.predict, found.predict_alone)

@@ -1,0 +1,187 @@
+"""The label holder of vertical training: what it receives, and what that tells of the parties' features."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import audit, defenses, models, protocols
+from jaxleak._base import Batch, LabelHolderRecord, Observation, PartyRecord
+from jaxleak.attacks import party_records
+from jaxleak.study.parties import SplitCase, about_run, in_report
+from jaxleak.study.parties._label_holder import label_holder_scores
+from jaxleak.study.parties._problem import split_problem
+from jaxleak.threats import label_holder_view, party_view
+
+N, B = 6, 3
+MODEL = models.bottom_top((2, 3), 2, bottom=(4,), top=(5,))
+
+
+def watched(threat=None, **options):
+    """The start of a run, and what the label holder, who is party 1, sees of two rounds."""
+    private = Batch(
+        jax.random.uniform(jax.random.key(3), (N, 2, 3)).at[:, 0, 2].set(0.0), jnp.arange(N) % 2, jnp.arange(N)
+    )
+    protocol = protocols.split_training(MODEL, num_samples=N, batch_size=B, **options)
+    start = protocol.init(jax.random.key(0))
+    seen = audit.watch(protocol, threat or label_holder_view(1), private, start, key=jax.random.key(1), rounds=2)[1]
+    return start.params, private, seen
+
+
+def test_it_receives_the_outputs_of_the_bottoms_and_what_its_layer_makes_of_them():
+    params, private, seen = watched()
+    index = seen.index[0]
+    slices = MODEL.slices(private.x[index])
+    sent = tuple(MODEL.bottom(own, x) for own, x in zip(params["bottom"], slices, strict=True))
+    for received, b in zip(seen.label_holder.received, sent, strict=True):
+        np.testing.assert_allclose(received[0], b, rtol=1e-5)
+    np.testing.assert_allclose(seen.label_holder.first[0], MODEL.first(params["top"]["first"], sent), rtol=1e-5)
+    np.testing.assert_array_equal(seen.labels[0], private.y[index])
+    np.testing.assert_array_equal(seen.label_holder.first_params["kernel"][0], params["top"]["first"]["kernel"])
+    assert seen.party.x.shape == (2, B, 3)
+
+
+def test_noise_on_the_embeddings_is_in_what_it_receives():
+    noise = defenses.split_defense("noise_embedding", 0.04, defenses.SplitRun(2, B, N, 1))
+    plain, noisy = (watched(defenses=one)[2].label_holder.received[0][0] for one in ((), noise))
+    assert 0.05 < np.std(plain - noisy) < 0.5
+
+
+def test_a_cipher_hides_embeddings_and_weights_but_not_what_the_layer_gives():
+    plain = watched()[2].label_holder
+    hidden = watched(interactive=protocols.encrypted_first(active=1, cipher="plain"))[2].label_holder
+    assert hidden.received[0] is None
+    np.testing.assert_allclose(hidden.received[1], plain.received[1], rtol=1e-4)
+    assert hidden.first_params is None
+    np.testing.assert_allclose(hidden.first, plain.first, atol=1e-4)
+    # A layer of one's own says nothing of what it hides.
+    own = watched(interactive=lambda key, params, b: MODEL.first(params, b))[2].label_holder
+    assert own.received == (None, None)
+
+
+def run(seed, samples=90, *, hidden=False, party=True, left_out=0):
+    """Observations of a label holder, and features of which the embeddings are a rotation and more."""
+    rng = np.random.default_rng(seed)
+    features, own = rng.uniform(size=(samples, 2)), rng.normal(size=(samples, 1))
+    labels = (features[:, 0] > 0.5).astype(int)
+    sent = np.concatenate([features @ [[1.0, 2.0], [-1.0, 1.0]], features[:, :1] ** 2], axis=1)
+    index = np.stack([rng.permutation(samples - left_out)[: samples - left_out] for _ in range(2)])
+    received = (None if hidden else jnp.asarray(sent[index]), jnp.asarray(own[index]))
+    holder = LabelHolderRecord(received, jnp.asarray(sent[index] @ np.ones((3, 3)) + sent[index]), None, None)
+    record = PartyRecord(jnp.asarray(own[index]), None, None, None, None, None, None) if party else None
+    seen = Observation(
+        jnp.arange(2), index=jnp.asarray(index), labels=jnp.asarray(labels[index]), party=record, label_holder=holder
+    )
+    return seen, features
+
+
+@pytest.mark.parametrize(("hidden", "party"), [(False, True), (True, False)])
+def test_embeddings_tell_features_that_labels_and_own_features_do_not(hidden, party):
+    shadow, features = run(0, hidden=hidden, party=party)
+    found = party_records.fit_embedding_regression(shadow, features, 2)
+    seen, truth = run(1, hidden=hidden, party=party, left_out=1)
+    answer, alone = found.predict(seen, 90), found.predict_alone(seen, 90)
+    assert ((answer - truth)[:89] ** 2).mean() < 0.01 < 0.03 < ((alone - truth)[:89] ** 2).mean()
+    np.testing.assert_allclose([answer[89], alone[89]], [features.mean(axis=0)] * 2)
+    # Labels tell the first feature, which is no leak of the embeddings.
+    assert ((alone - truth)[:89, 0] ** 2).mean() < 0.7 * truth[:, 0].var()
+
+
+def test_each_sample_is_read_at_its_first_visit():
+    shadow, features = run(0)
+    late = shadow.label_holder._replace(received=tuple(b.at[1].set(9.0) for b in shadow.label_holder.received))
+    answers = [
+        party_records.fit_embedding_regression(one, features, 2).predict(one, 90)
+        for one in (shadow, shadow._replace(label_holder=late))
+    ]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_second_run_shows_what_was_learned_by_heart():
+    """Received numbers that are a record's own in one run and others in the next tell nothing of a real run."""
+    rng = np.random.default_rng(0)
+    shadow, features = run(0, party=False)
+    index = np.asarray(shadow.index)
+
+    def of_heart(mix):
+        sent = np.asarray(features @ mix)[index] + 0.01 * rng.normal(size=(*index.shape, 3))
+        return shadow._replace(label_holder=shadow.label_holder._replace(received=(jnp.asarray(sent),)))
+
+    first, second = (of_heart(rng.normal(size=(2, 3))) for _ in range(2))
+    assert party_records.fit_embedding_regression(first, features, 2).gains
+    judged = party_records.fit_embedding_regression(first, features, 2, again=second)
+    assert not judged.gains
+    np.testing.assert_array_equal(judged.predict(first, 90), judged.predict_alone(first, 90))
+
+
+def test_what_is_withheld_or_does_not_fit_is_refused():
+    shadow, features = run(0)
+    for field, message in {
+        "index": "must grant index",
+        "labels": "must grant labels",
+        "label_holder": r"what the label holder receives; the threat must grant it \(threats.label_holder_view\)",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            party_records.fit_embedding_regression(shadow._replace(**{field: None}), features, 2)
+    with pytest.raises(ValueError, match="every sample of the run, got 89 and a sample 89: samples are numbered"):
+        party_records.fit_embedding_regression(shadow, features[:89], 2)
+    with pytest.raises(ValueError, match="label"):
+        party_records.fit_embedding_regression(shadow, features, 1)
+    found = party_records.fit_embedding_regression(shadow, features, 2)
+    with pytest.raises(ValueError, match="num_samples must be above the largest sample id, 89, got 89"):
+        found.predict(shadow, 89)
+
+
+@pytest.mark.parametrize("view", [party_view, label_holder_view])
+@pytest.mark.parametrize("party", [-1, 0.5, True, "0"])
+def test_a_party_is_a_whole_number(view, party):
+    with pytest.raises(ValueError, match="party must be"):
+        view(party)
+
+
+SMALL = {"shadow_records": 48, "victim_records": 32}
+
+
+def test_a_study_scores_it_beside_what_it_knows_anyway():
+    case = SplitCase("breast_cancer", defense="noise_embedding", strength=1e-4, **SMALL)
+    problem = split_problem(case, 0)
+    start = problem.victim_protocol.init(jax.random.key(0))
+    scores = label_holder_scores(case, problem, start, 0)
+    left = np.asarray(party_records.victims_features(problem.model, problem.victim.x, 1))
+    assert scores["feature_variance_label_holder"] == pytest.approx(left.var(axis=0).mean(), rel=1e-5)
+    alone, variance = scores["feature_mse_label_holder_alone"], scores["feature_variance_label_holder"]
+    for suffix in ("", "_adaptive"):
+        error = scores[f"feature_mse_label_holder{suffix}"]
+        assert scores[f"feature_gain_label_holder{suffix}"] == pytest.approx((alone - error) / variance)
+    assert scores["feature_mse_label_holder_adaptive"] < variance
+
+
+def test_a_report_says_what_was_run():
+    said = about_run(SplitCase("breast_cancer", **SMALL), 0)
+    assert said.endswith("The attackers see 1 epoch of the real run.")
+    assert "defense" not in said
+    case = SplitCase("breast_cancer", defense="noise_cut", task_epochs=3, **SMALL)
+    assert (
+        "Its defense is noise_cut of strength 0.01 (variance of Gaussian noise on the gradients that leave for the "
+        "parties). The task's accuracies are those after 3 epochs, in which more leaks than the attackers see here"
+    ) in about_run(case, 0)
+    long = SplitCase("breast_cancer", defense="noise_cut", strength=0.5, task_epochs=3, victim_epochs=3, **SMALL)
+    assert "strength 0.5 (" in about_run(long, 0)
+    assert about_run(long, 0).endswith("after 3 epochs.")
+
+
+def test_a_report_says_which_columns_hardly_count(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.normal():.3f},{'abc'[i % 3]},1.0,{i % 2}" for i in range(150)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["income,kind,same,y", *rows]))
+    case = SplitCase(f"csv:{path}?label=y", **SMALL)
+    said = about_run(case, 0)
+    assert "1 of its columns is constant in the shadow records and left out." in said
+    assert "The 1 categorical columns are hashed into one number each" in said
+    assert "hashed" not in about_run(SplitCase(f"csv:{path}?label=y", categories="one_hot", **SMALL), 0)
+
+
+def test_scores_stand_by_question():
+    names = ["task_accuracy", "feature_mse_shared", "label_accuracy_free", "label_balanced_free", "seconds"]
+    assert in_report(names) == [names[3], names[2], names[1], names[0], names[4]]
