@@ -52,7 +52,7 @@ class LabelHolderRecord(NamedTuple):
     received: tuple[jax.Array | None, ...]  # (B, e) from every party, as it arrived; None where a cipher hides it
     first: jax.Array  # (B, d), what the top's first layer gives: in the clear, whether or not it ran on ciphertexts
     first_params: PyTree  # the parameters of that layer before the step; None where a cipher blinds them
-    rest_params: PyTree  # those of the top behind it
+    rest_params: PyTree  # the parameters of the top behind that layer
 
 
 class Transcript(NamedTuple):

@@ -40,17 +40,9 @@ def seen(observation):
 
 
 def test_every_field_of_a_threat_and_of_an_observation_is_known_here():
-    assert Threat._fields == ("index", "labels", "statistics", "running_statistics", "payload", "party", "label_holder")
-    assert Observation._fields == (
-        "round",
-        "params",
-        "payload",
-        "index",
-        "labels",
-        "statistics",
-        "party",
-        "label_holder",
-    )
+    both = ("index", "labels", "statistics")
+    assert Threat._fields == (*both, "running_statistics", "payload", "party", "label_holder")
+    assert Observation._fields == ("round", "params", "payload", *both, "party", "label_holder")
     assert Threat() == Threat(True, False, False, False, None, None, False)
 
 

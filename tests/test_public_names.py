@@ -199,8 +199,8 @@ NAMES = {
         settled_after sign_noise STRENGTHS summary_of_ratios
     """,
     "jaxleak.threats": """
-        BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER label_holder_view party_view SERVER_WITHOUT_INDICES Threat
-        view
+        BIAS_GRADIENT_ONLY FIRST_LAYER_ONLY HONEST_BUT_CURIOUS_SERVER label_holder_view party_view
+        SERVER_WITHOUT_INDICES Threat view
     """,
 }
 

@@ -10,7 +10,7 @@ from experiments._vfl.study import table_of
 from jaxleak.attacks import party_records
 from jaxleak.study.parties import ADVERSARY, SplitCase, score_name, split_problem
 from jaxleak.study.parties import _pictures as pictures
-from jaxleak.study.parties._problem import _rows, _table
+from jaxleak.study.parties._problem import _rows, whole_table
 
 CASE = SplitCase("digits", shadow_records=64, victim_records=32, parties=3)
 
@@ -27,7 +27,7 @@ def scaled(columns, table, rows, fitted):
 
 
 def test_every_party_knows_which_columns_of_the_table_it_holds(problem):
-    table = _table("digits")
+    table = whole_table("digits")
     rows = _rows(table.y, False, 0)
     for party, columns in enumerate(problem.columns):
         held = np.asarray(problem.shadow.x)[:, party, : problem.model.widths[party]]
@@ -47,7 +47,7 @@ def test_images_have_every_pixel_at_its_place(seed, monkeypatch, tmp_path):
     }  # fmt: skip
     captions = pictures.draw_pictures(tmp_path, "digits", CASE, [{}], [arrays], seed=seed)
     assert set(captions) == {"digits-features.png", "digits-images.png"}
-    table = _table("digits")
+    table = whole_table("digits")
     rows = _rows(table.y, False, seed)
     everything = np.sort(np.concatenate(problem.columns))
     truth = np.zeros((pictures.SHOWN, 64))

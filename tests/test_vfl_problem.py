@@ -44,7 +44,7 @@ def test_refused_before_training():
         (SplitCase("breast_cancer", strength=5.0), "defense names none: strength must be 0, got 5.0"),
         (SplitCase("breast_cancer", defense="hope"), "defense must be one of none, noise"),
         (SplitCase("breast_cancer", cipher="rot13"), "cipher must be one of none, plain, ckks"),
-        (SplitCase("breast_cancer", cipher="plain", defense="dp_sgd"), "cannot be combined with an interactive layer"),
+        (SplitCase("breast_cancer", cipher="plain", defense="dp_sgd"), "which an interactive layer .* does not give"),
     ):
         with pytest.raises(ValueError, match=message):
             split_problem(case, seed=0)
@@ -312,6 +312,7 @@ def test_seconds_by_hand(change, runs, seconds):
         (["label_accuracy_li_norm"], Runs(("shared",), False, False, comparisons=True)),
         (["label_accuracy_fu_completion"], Runs(("shared",), False, False, comparisons=True)),
         (["seconds_per_step"], Runs(("shared",), False, False, timed=True)),
+        (["feature_mse_label_holder"], Runs(("shared",), False, False, label_holder=True)),
         ([], Runs((), False, False)),
     ],
 )

@@ -125,7 +125,7 @@ class Studies:
         write = write_table if name.startswith("vflrecon") else write_images
         for file in ("d.npz", "sensorless.npz", "mnist.npz"):
             write(self.root / file, seed)
-        parties_problem._table.cache_clear()
+        parties_problem.whole_table.cache_clear()
 
     def run(self, name, **options):
         """Run a study from its beginning, or where it was."""

@@ -2,7 +2,7 @@
 
 from jaxleak.defenses import SPLIT_DEFENSES
 from jaxleak.study.parties._case import SplitCase
-from jaxleak.study.parties._problem import about_records, split_problem, table_of
+from jaxleak.study.parties._problem import about_records, split_problem, whole_table
 
 
 def about_run(case: SplitCase, seed: int) -> str:
@@ -15,7 +15,7 @@ def about_run(case: SplitCase, seed: int) -> str:
     Raises:
         FileNotFoundError, ValueError: as `split_problem`.
     """
-    problem, table = split_problem(case, seed), table_of(case.data)
+    problem, table = split_problem(case, seed), whole_table(case.data)
     said = [about_records(case)]
     if constant := table.num_features - sum(len(own) for own in problem.columns):
         said.append(

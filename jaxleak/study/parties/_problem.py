@@ -76,7 +76,7 @@ def records_of(case: SplitCase) -> Records:
         ValueError: if the data have fewer records than the case asks for, or one run has fewer than a batch.
         FileNotFoundError: if the data are missing.
     """
-    exist = len(_rows(table_of(case.data).y, case.balanced, 0))
+    exist = len(_rows(whole_table(case.data).y, case.balanced, 0))
     of_all = f"a third of the {exist} {'balanced ' if case.balanced else ''}records of {case.data}"
     shadow = _count(case, "shadow_records", SHADOW_RECORDS, exist // 3, of_all)
     return Records(shadow, _count(case, "victim_records", VICTIM_RECORDS, exist - shadow, "what the shadow run leaves"))
@@ -92,7 +92,7 @@ def about_records(case: SplitCase) -> str:
         FileNotFoundError, ValueError: as `records_of`.
     """
     count = records_of(case)
-    read = f"The data have {table_of(case.data).about}."
+    read = f"The data have {whole_table(case.data).about}."
     return f"{case.data}: {count.shadow} shadow records, and {count.victim} in the real run. {read}"
 
 
@@ -124,7 +124,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     case.check_strength()
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
     _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
-    table, count = table_of(case.data), records_of(case)
+    table, count = whole_table(case.data), records_of(case)
     rows = _rows(table.y, case.balanced, seed)
     shadow_rows, victim_rows = rows[: count.shadow], rows[count.shadow : count.shadow + count.victim]
     encoding = data.fit_encoding(table, shadow_rows, scaling=case.scaling, categories=case.categories)
@@ -165,7 +165,7 @@ def sources_of_parties(case: SplitCase) -> Arrays:
     """All rows of the table, whatever the seed: the encoding and the draw depend on all of them."""
 
     def load() -> dict[str, np.ndarray]:
-        table = table_of(case.data)
+        table = whole_table(case.data)
         return {"numeric": table.numeric, "categorical": table.categorical, "y": table.y}
 
     return {f"the data {case.data} (all rows)": load}
@@ -237,7 +237,7 @@ def predict(model: models.BottomTopModel, params: PyTree, x: jax.Array) -> jax.A
 
 
 @lru_cache(maxsize=4)
-def table_of(spec: str) -> data.Table:
+def whole_table(spec: str) -> data.Table:
     """The whole table of a data set, unscaled."""
     return data.load_table(spec)
 
