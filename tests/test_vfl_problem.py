@@ -293,6 +293,8 @@ def test_a_regression_is_scored_beside_own_features(monkeypatch):
         ({"network_epochs": 5}, {"starts": 1}, 10 + 8),
         ({"data": "cifar10"}, {"starts": 1}, 4 * 18),
         ({"cipher": "ckks", "parties": 3}, {"starts": 1}, 18 + 1.5 * 2 * 1000 / 50),
+        ({"cipher": "ckks", "parties": 3}, {"starts": 1, "label_holder": True}, 18 + 5 + 2 * 1.5 * 2 * 1000 / 50),
+        ({"defense": "noise"}, {"label_holder": True}, 2 * 5),
     ],
 )
 def test_seconds_by_hand(change, runs, seconds):

@@ -1,10 +1,10 @@
 """The encrypted variant of split vertical training: the top's first layer on ciphertexts (VFLRecon, section II-B).
 
 What it protects, and what not: the label holder never sees an embedding, a party never sees the layer's weights. The
-label holder sees the layer's output z, a linear function of the embeddings. A shadow run that starts from the same
-parameters tells features from it nearly as well (`attacks.party_records.fit_embedding_regression`). Every party still
-gets dL/db_p in the clear, because without it it could not train its bottom model. That gradient is all that label
-attacks read, and encryption leaves it as it is, so encryption does not stop them.
+label holder sees the layer's output z, a linear function of the embeddings, and reads features off it if it knows the
+initial parameters (`attacks.party_records.fit_embedding_regression`). Every party still gets dL/db_p in the clear,
+because without it it could not train its bottom model. That gradient is all that label attacks read, and encryption
+leaves it as it is, so encryption does not stop them.
 """
 
 from collections.abc import Callable
