@@ -51,6 +51,8 @@ class LabelHolderRecord(NamedTuple):
 
     received: tuple[jax.Array | None, ...]  # (B, e) from every party, as it arrived; None where a cipher hides it
     first: jax.Array  # (B, d), what the top's first layer gives: in the clear, whether or not it ran on ciphertexts
+    first_gradient: jax.Array  # (B, d), the loss gradient at `first`, by which the label holder trains that layer
+    params_gradient: PyTree  # the gradient at that layer's parameters, in the clear as well: the layer is trained by it
     first_params: PyTree  # the parameters of that layer before the step; None where a cipher blinds them
     rest_params: PyTree  # the parameters of the top behind that layer
 

@@ -412,6 +412,12 @@ def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
     while isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         if isinstance(now[0], str) and then[0] == now[0] and isinstance(now[-1], list):  # a function, and what made it
             inside = f" (in {now[0].replace('.<locals>', '')})"
-        then, now = next((one, other) for one, other in zip(then, now, strict=True) if one != other)
-    said = [text if len(text := repr(value)) <= _LONGEST else f"{text[:_LONGEST]}..." for value in (then, now)]
+        differing = [(one, other) for one, other in zip(then, now, strict=True) if repr(one) != repr(other)]
+        if not differing:  # NaN, which is no other NaN
+            break
+        then, now = differing[0]
+    texts = [repr(then), repr(now)]
+    same = next((i for i, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), 0)
+    start = 0 if max(map(len, texts)) <= _LONGEST else max(0, same - _LONGEST // 2)
+    said = [f"{'...' * (start > 0)}{text[start:][:_LONGEST]}{'...' * (len(text) > start + _LONGEST)}" for text in texts]
     return f"{name}: {said[0]} there, {said[1]} now{inside}"

@@ -9,6 +9,7 @@ import pytest
 
 from jaxleak import attacks, models, objectives, protocols
 from jaxleak.attacks import presets
+from jaxleak.attacks._inversion import gradient_term
 from jaxleak.objectives import check_distance
 
 LIKE = {"kernel": jax.ShapeDtypeStruct((6, 4), jnp.float32), "bias": jax.ShapeDtypeStruct((4,), jnp.float32)}
@@ -27,7 +28,21 @@ def swapped(observed, simulated):
     return objectives.squared_l2(observed, observed)
 
 
+def flat_far_away(observed, simulated):
+    """Flat but for gradients that are near to each other, in units of their size."""
+    near = 0.05 * jnp.sum(observed["kernel"] ** 2)
+    return jnp.minimum(objectives.squared_l2(observed, simulated), near)
+
+
+def flat_for_large_ones(observed, simulated):
+    return jnp.minimum(objectives.squared_l2(observed, simulated), 1e-6)
+
+
 WRONG = {
+    "a similarity that jaxleak weighs": (
+        objectives.weighted([(1.0, lambda o, s: 1 - objectives.cosine(o, s))]),
+        "smaller the more alike",
+    ),
     "a similarity": (lambda o, s: 1 - objectives.cosine(o, s), "smaller the more alike"),
     "the wrong sign": (lambda o, s: -objectives.squared_l2(o, s), "smaller the more alike"),
     "a constant": (lambda o, s: jnp.zeros(()), "depend on its second argument"),
@@ -62,11 +77,22 @@ def test_what_is_no_distance_is_refused(name):
         scaled_cosine,
         functools.partial(scaled_cosine, scale=0.5),
         narrow_kernel,
+        flat_far_away,
+        flat_for_large_ones,
     ],
 )
 def test_distances_pass(distance):
     check_distance(distance, LIKE)
     check_distance(distance, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE))
+
+
+class Unhashable:
+    """A callable object that holds settings, as a dataclass does."""
+
+    __hash__ = None
+
+    def __call__(self, observed, simulated):
+        return objectives.cosine(observed, simulated)
 
 
 class TestAttack:
@@ -77,7 +103,15 @@ class TestAttack:
         settings = presets.inverting_gradients(4).comparing(distance=distance)
         return attacks.inversion(self.model, self.share, settings, batch_size=1)
 
-    @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: functools.partial(f)])
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda f: f,
+            lambda f: functools.partial(f),
+            lambda f: objectives.weighted([(1.0, f)]),
+            lambda f: objectives.layer_weighted(f, lambda number: 1.0),
+        ],
+    )
     def test_an_inversion_refuses_them(self, wrap):
         with pytest.raises(ValueError, match="depend on its second argument"):
             self.build(wrap(swapped))
@@ -90,7 +124,21 @@ class TestAttack:
 
         assert made(jnp.ones(())) == 1
 
+    def test_a_distance_that_reads_a_traced_number_is_taken_as_it_is(self):
+        @jax.jit
+        def made(weight):
+            self.build(lambda o, s: weight * objectives.cosine(o, s))
+            return weight
+
+        assert made(jnp.ones(())) == 1
+
+    def test_jaxleaks_own_are_not_called(self, monkeypatch):
+        monkeypatch.setattr(gradient_term, "check_distance", None)
+        for distance in (objectives.cosine, objectives.weighted([(1.0, objectives.l1), (0.5, objectives.cosine)])):
+            self.build(distance)
+
     def test_it_checks_in_the_shapes_of_the_model(self):
         self.build(lambda o, s: objectives.cosine(o["head"], s["head"]))
+        self.build(Unhashable())
         with pytest.raises(ValueError, match="KeyError: 'no_layer'"):
             self.build(lambda o, s: objectives.cosine(o["no_layer"], s["no_layer"]))

@@ -108,6 +108,15 @@ def test_settings_that_differ_are_told_by_field_and_value(tmp_path):
     assert len(str(error.value)) < 1000
 
 
+def test_long_entries_are_quoted_where_they_differ(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"text": "a" * 500 + "b" + "c" * 500, "numbers": [float("nan"), 1]})
+    checkpoints.save(1, _tree(1))
+    with pytest.raises(
+        ConfigMismatchError, match=r"numbers: 1 there, 2 now; text: '?\.\.\.a+bc+\.\.\. there, \.\.\.a+dc+"
+    ):
+        Checkpoints(tmp_path, {"text": "a" * 500 + "d" + "c" * 500, "numbers": [float("nan"), 2]})
+
+
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, damage, capsys):
     checkpoints.save(5, _tree(5))

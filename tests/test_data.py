@@ -120,6 +120,9 @@ def test_a_path_without_its_kind_is_told_what_it_would_be(tmp_path, monkeypatch)
     for path, said in meant.items():
         with pytest.raises(ValueError, match=f"got '{path}'; .*{said}"):
             load(path)
+    for spec in ("", "x" * 5000):
+        with pytest.raises(ValueError, match=f"got '{spec}'$"):
+            load(spec)
     with pytest.raises(ValueError, match=r"got 'b\.npz'$"):
         load("b.npz")
 

@@ -2,6 +2,7 @@
 
 import builtins
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,6 +186,18 @@ def test_a_first_layer_that_is_not_the_encrypted_one_is_refused(model):
         params = model.init(key)
         first = {"w": params["top"]["first"]["kernel"], "b": params["top"]["first"]["bias"]}
         return {**params, "top": {**params["top"], "first": first}}
+
+    def shaped(kernel):
+        params = jax.eval_shape(model.init, KEY)
+        first = {"kernel": jnp.zeros(kernel), "bias": params["top"]["first"]["bias"]}
+        return lambda key: {**model.init(key), "top": {**model.init(key)["top"], "first": first}}
+
+    for kernel in ((5, 12), (3, 4, 5), (11, 5)):
+        with pytest.raises(ValueError, match=r"needs a kernel of shape \(12, d\), 4 rows for each of 3 parties"):
+            split_by(model._replace(init=shaped(kernel)), layer)
+    frozen = model._replace(init=lambda key: flax.core.freeze(model.init(key)))
+    split_by(frozen, layer)
+    split_by(model._replace(first=lambda p, b: model.first(p, tuple(x.astype(jnp.bfloat16) for x in b))), layer)
 
     with pytest.raises(ValueError, match="and has b, w"):
         split_by(model._replace(init=renamed), layer)

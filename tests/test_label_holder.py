@@ -8,7 +8,7 @@ import pytest
 from jaxleak import audit, defenses, models, protocols
 from jaxleak._base import Batch, LabelHolderRecord, Observation, PartyRecord
 from jaxleak.attacks import party_records
-from jaxleak.study.parties import SplitCase, about_run, in_report
+from jaxleak.study.parties import Runs, SplitCase, SplitJob, SplitJobs, _label_holder, about_run, in_report
 from jaxleak.study.parties._label_holder import label_holder_scores
 from jaxleak.study.parties._problem import split_problem
 from jaxleak.threats import label_holder_view, party_view
@@ -59,18 +59,30 @@ def test_a_cipher_hides_embeddings_and_weights_but_not_what_the_layer_gives():
     assert own.received == (None, None)
 
 
-def run(seed, samples=90, *, hidden=False, party=True, left_out=0):
+def run(seed, samples=90, *, hidden=False, party=True, left_out=0, width=12):
     """Observations of a label holder, and features of which the embeddings are a rotation and more."""
     rng = np.random.default_rng(seed)
     features, own = rng.uniform(size=(samples, 2)), rng.normal(size=(samples, 1))
     labels = (features[:, 0] > 0.5).astype(int)
     sent = np.concatenate([features @ [[1.0, 2.0], [-1.0, 1.0]], features[:, :1] ** 2], axis=1)
-    index = np.stack([rng.permutation(samples - left_out)[: samples - left_out] for _ in range(2)])
-    received = (None if hidden else jnp.asarray(sent[index]), jnp.asarray(own[index]))
-    holder = LabelHolderRecord(received, jnp.asarray(sent[index] @ np.ones((3, 3)) + sent[index]), None, None)
+    index = np.concatenate([rng.permutation(samples - left_out) for _ in range(2)]).reshape(-1, 10)
+    delta = rng.normal(size=(*index.shape, width))
+    both = np.concatenate([sent, np.repeat(own, 3, axis=1)], axis=1)[index]
+    holder = LabelHolderRecord(
+        received=(None if hidden else jnp.asarray(sent[index]), jnp.asarray(both[..., 3:])),
+        first=jnp.asarray(both @ np.random.default_rng(7).normal(size=(6, width))),
+        first_gradient=jnp.asarray(delta),
+        params_gradient={"kernel": jnp.asarray(np.swapaxes(both, 1, 2) @ delta)},
+        first_params=None,
+        rest_params=None,
+    )
     record = PartyRecord(jnp.asarray(own[index]), None, None, None, None, None, None) if party else None
     seen = Observation(
-        jnp.arange(2), index=jnp.asarray(index), labels=jnp.asarray(labels[index]), party=record, label_holder=holder
+        jnp.arange(len(index)),
+        index=jnp.asarray(index),
+        labels=jnp.asarray(labels[index]),
+        party=record,
+        label_holder=holder,
     )
     return seen, features
 
@@ -79,35 +91,56 @@ def run(seed, samples=90, *, hidden=False, party=True, left_out=0):
 def test_embeddings_tell_features_that_labels_and_own_features_do_not(hidden, party):
     shadow, features = run(0, hidden=hidden, party=party)
     found = party_records.fit_embedding_regression(shadow, features, 2)
-    seen, truth = run(1, hidden=hidden, party=party, left_out=1)
+    seen, truth = run(1, hidden=hidden, party=party, left_out=10)
     answer, alone = found.predict(seen, 90), found.predict_alone(seen, 90)
-    assert ((answer - truth)[:89] ** 2).mean() < 0.01 < 0.03 < ((alone - truth)[:89] ** 2).mean()
-    np.testing.assert_allclose([answer[89], alone[89]], [features.mean(axis=0)] * 2)
+    assert ((answer - truth)[:80] ** 2).mean() < 0.01 < 0.03 < ((alone - truth)[:80] ** 2).mean()
+    np.testing.assert_allclose(np.stack([answer, alone])[:, 80:], np.broadcast_to(features.mean(axis=0), (2, 10, 2)))
     # Labels tell the first feature, which is no leak of the embeddings.
-    assert ((alone - truth)[:89, 0] ** 2).mean() < 0.7 * truth[:, 0].var()
+    assert ((alone - truth)[:80, 0] ** 2).mean() < 0.7 * truth[:, 0].var()
 
 
-def test_each_sample_is_read_at_its_first_visit():
+def test_each_sample_of_a_real_run_is_read_at_its_first_visit():
     shadow, features = run(0)
-    late = shadow.label_holder._replace(received=tuple(b.at[1].set(9.0) for b in shadow.label_holder.received))
-    answers = [
-        party_records.fit_embedding_regression(one, features, 2).predict(one, 90)
-        for one in (shadow, shadow._replace(label_holder=late))
-    ]
-    np.testing.assert_array_equal(*answers)
+    found = party_records.fit_embedding_regression(shadow, features, 2)
+    late = shadow.label_holder._replace(received=tuple(b.at[9:].set(9.0) for b in shadow.label_holder.received))
+    np.testing.assert_array_equal(*(found.predict(one, 90) for one in (shadow, shadow._replace(label_holder=late))))
+    again = run(0, left_out=10)[0]
+    assert not np.array_equal(found.predict(shadow, 90), found.predict(again, 90))
+
+
+@pytest.mark.parametrize(("gain", "error", "gains"), [(2.1, 1.0, True), (1.9, 1.0, False), (0.0, 0.0, False)])
+def test_a_gain_within_twice_its_error_is_none(gain, error, gains):
+    assert party_records.EmbeddingRegression(None, None, gain, error, 2, np.zeros(1)).gains is gains
+
+
+def test_a_cipher_keeps_no_embedding_from_who_trains_the_layer():
+    """The gradient of the layer's weights is known to the label holder, and so is the one at the layer's output."""
+    plain = watched()[2]
+    hidden = watched(interactive=protocols.encrypted_first(active=1, cipher="plain"))[2]
+    for solved, sent in zip(party_records.solved_embeddings(hidden), plain.label_holder.received, strict=True):
+        np.testing.assert_allclose(solved, sent, atol=1e-4)
+    # More samples than the layer has outputs cannot be told apart: the shortest solution explains the gradient.
+    seen = run(0, width=4)[0]
+    delta, kernel = seen.label_holder.first_gradient, seen.label_holder.params_gradient["kernel"]
+    solved = np.concatenate(party_records.solved_embeddings(seen), axis=-1)
+    np.testing.assert_allclose(np.swapaxes(solved, 1, 2) @ delta, kernel, rtol=1e-4, atol=1e-4)
+    free = seen.label_holder._replace(params_gradient={})
+    with pytest.raises(ValueError, match="needs a first layer with a kernel that has as many rows for every party"):
+        party_records.solved_embeddings(seen._replace(label_holder=free))
 
 
 def test_a_second_run_shows_what_was_learned_by_heart():
     """Received numbers that are a record's own in one run and others in the next tell nothing of a real run."""
     rng = np.random.default_rng(0)
     shadow, features = run(0, party=False)
-    index = np.asarray(shadow.index)
 
-    def of_heart(mix):
-        sent = np.asarray(features @ mix)[index] + 0.01 * rng.normal(size=(*index.shape, 3))
-        return shadow._replace(label_holder=shadow.label_holder._replace(received=(jnp.asarray(sent),)))
+    def of_heart(seen, mix):
+        sent = np.asarray(features @ mix)[np.asarray(seen.index)] + 0.01 * rng.normal(size=(*seen.index.shape, 3))
+        return seen._replace(label_holder=seen.label_holder._replace(received=(jnp.asarray(sent),)))
 
-    first, second = (of_heart(rng.normal(size=(2, 3))) for _ in range(2))
+    mixes = rng.normal(size=(2, 2, 3))
+    backwards = shadow._replace(index=shadow.index[::-1], labels=shadow.labels[::-1])
+    first, second = of_heart(shadow, mixes[0]), of_heart(backwards, mixes[1])
     assert party_records.fit_embedding_regression(first, features, 2).gains
     judged = party_records.fit_embedding_regression(first, features, 2, again=second)
     assert not judged.gains
@@ -127,6 +160,10 @@ def test_what_is_withheld_or_does_not_fit_is_refused():
         party_records.fit_embedding_regression(shadow, features[:89], 2)
     with pytest.raises(ValueError, match="label"):
         party_records.fit_embedding_regression(shadow, features, 1)
+    with pytest.raises(ValueError, match="again must be a shadow run in another order"):
+        party_records.fit_embedding_regression(shadow, features, 2, again=shadow)
+    with pytest.raises(ValueError, match="again must be a run of the records of shadow: labels or own features"):
+        party_records.fit_embedding_regression(shadow, features, 2, again=run(1)[0])
     found = party_records.fit_embedding_regression(shadow, features, 2)
     with pytest.raises(ValueError, match="num_samples must be above the largest sample id, 89, got 89"):
         found.predict(shadow, 89)
@@ -156,6 +193,41 @@ def test_a_study_scores_it_beside_what_it_knows_anyway():
     assert scores["feature_mse_label_holder_adaptive"] < variance
 
 
+def test_shadow_runs_are_the_real_runs_but_for_records_and_order(monkeypatch):
+    """They start from its parameters, are as long, differ from each other, and one pair has its defense."""
+    case = SplitCase("breast_cancer", defense="noise_cut", victim_epochs=3, **SMALL)
+    problem = split_problem(case, 0)
+    start, watched, fitted = problem.victim_protocol.init(jax.random.key(9)), [], []
+
+    def watch(protocol, threat, private, state, *, key, rounds):
+        watched.append(
+            (protocol, private.y.shape[0], state.params is start.params, jax.random.key_data(key).tolist(), rounds)
+        )
+        return None, run(len(watched))[0]
+
+    def fit(shadow, known, classes, *, again, seed):
+        fitted.append((shadow, again))
+        return party_records.EmbeddingRegression(None, None, 0.0, 1.0, 2, known.mean(axis=0))
+
+    monkeypatch.setattr(_label_holder.audit, "watch", watch)
+    monkeypatch.setattr(_label_holder.party_records, "fit_embedding_regression", fit)
+    monkeypatch.setattr(
+        party_records.EmbeddingRegression, "predict_alone", lambda self, seen, count: np.tile(self.mean, (count, 1))
+    )
+    monkeypatch.setattr(_label_holder.np, "unique", lambda index: np.arange(32))
+    label_holder_scores(case, problem, start, 0)
+    protocols_seen, records, same, keys, rounds = zip(*watched, strict=True)
+    assert protocols_seen == (
+        problem.victim_protocol, *[problem.shadow_protocol] * 2, *[problem.adaptive_protocol] * 2
+    )  # fmt: skip
+    assert records == (32, *[48] * 4)
+    assert same[1:] == (True,) * 4
+    assert all(keys[a] != keys[b] for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert rounds == (6,) * 5
+    assert len(fitted) == 2
+    assert all(shadow is not again is not None for shadow, again in fitted)
+
+
 def test_a_report_says_what_was_run():
     said = about_run(SplitCase("breast_cancer", **SMALL), 0)
     assert said.endswith("The attackers see 1 epoch of the real run.")
@@ -175,13 +247,31 @@ def test_a_report_says_which_columns_hardly_count(tmp_path):
     rows = [f"{rng.normal():.3f},{'abc'[i % 3]},1.0,{i % 2}" for i in range(150)]
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["income,kind,same,y", *rows]))
+    many = tmp_path / "m.csv"
+    many.write_text("\n".join(["income,kind,y", *(f"{i % 7},k{i % 40},{i % 2}" for i in range(150))]))
+    assert "hashed" not in about_run(SplitCase(f"csv:{many}?label=y", **SMALL), 0)
     case = SplitCase(f"csv:{path}?label=y", **SMALL)
     said = about_run(case, 0)
     assert "1 of its columns is constant in the shadow records and left out." in said
-    assert "The 1 categorical columns are hashed into one number each" in said
+    assert "Of its categorical columns 1 has fewer than 20 categories, which are hardly apart" in said
     assert "hashed" not in about_run(SplitCase(f"csv:{path}?label=y", categories="one_hot", **SMALL), 0)
 
 
 def test_scores_stand_by_question():
     names = ["task_accuracy", "feature_mse_shared", "label_accuracy_free", "label_balanced_free", "seconds"]
     assert in_report(names) == [names[3], names[2], names[1], names[0], names[4]]
+
+
+def test_stored_results_keep_their_names_but_where_their_content_changed():
+    identity = SplitJobs().identity
+    case, defended = SplitCase("breast_cancer", **SMALL), SplitCase("breast_cancer", defense="noise", **SMALL)
+    assert "label_holder" not in identity(SplitJob(case, Runs()), 0)["runs"]
+    assert identity(SplitJob(case, Runs(label_holder=True)), 0)["runs"]["label_holder"]
+    assert identity(SplitJob(case, Runs(comparisons=True)), 0)["runs"]["comparisons"] is True
+    assert identity(SplitJob(defended, Runs(comparisons=True)), 0)["runs"]["comparisons"] == "of the real run"
+
+
+def test_more_epochs_than_a_defense_is_calibrated_for_are_refused():
+    case = SplitCase("breast_cancer", defense="label_dp", task_epochs=2, victim_epochs=3, **SMALL)
+    with pytest.raises(ValueError, match="victim_epochs must be at most task_epochs=2 with a defense"):
+        split_problem(case, 0)

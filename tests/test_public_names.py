@@ -50,7 +50,8 @@ NAMES = {
         fit_embedding_regression
         fit_aligned_features fit_feature_baseline fit_gradient_regression fit_label_baseline flat_observations
         free_labels FreeLabels GradientRegression join_runs LabelBaseline norm_labels PAPER_FIELDS
-        ReconstructionNet recorded select_fields SHADOW_INITS shadow_params ShadowInit sign_labels victims_features
+        ReconstructionNet recorded select_fields SHADOW_INITS shadow_params ShadowInit sign_labels solved_embeddings
+        victims_features
     """,
     "jaxleak.attacks.presets": """
         any_loss bayes cosine_decay_adam dlg fedleak fedleak_paper fedleak_upstream FILTERED_FROM GENERATIVE ggl

@@ -2,11 +2,16 @@
 
 They are the fields of a record that may be read, the shadow runs that train the reconstruction network, what the
 attacker predicts from its own features alone, and labels from comparisons of returned gradients. The label holder, who
-receives what the parties send, has a regression of their features (`fit_embedding_regression`).
+receives what the parties send, has a regression of their features (`fit_embedding_regression`), and under a cipher
+equations for their embeddings (`solved_embeddings`).
 """
 
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline
-from jaxleak.attacks._vertical.embedding_regression import EmbeddingRegression, fit_embedding_regression
+from jaxleak.attacks._vertical.embedding_regression import (
+    EmbeddingRegression,
+    fit_embedding_regression,
+    solved_embeddings,
+)
 from jaxleak.attacks._vertical.gradient_regression import GradientRegression, fit_gradient_regression
 from jaxleak.attacks._vertical.label_comparisons import direction_labels, norm_labels, sign_labels
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet
@@ -51,5 +56,6 @@ __all__ = [
     "select_fields",
     "shadow_params",
     "sign_labels",
+    "solved_embeddings",
     "victims_features",
 ]

@@ -1,5 +1,6 @@
 """The door to all data: a short text names a dataset, `load` answers with arrays."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -116,11 +117,13 @@ variable JAXLEAK_DATA_DIR names |
 
 def _meant(path: str) -> str:
     """What a path without its kind would be as a specification, as the end of a message."""
-    if Path(path).is_dir():
-        return f"; a folder of images is folder:{path}"
-    by_suffix = {".npz": f"npz:{path}", ".csv": f"csv:{path}?label=COLUMN"}
-    found = by_suffix.get(Path(path).suffix) if Path(path).is_file() else None
-    return f"; this file is {found}" if found else ""
+    with contextlib.suppress(OSError):  # no text that is too long for a name is a path
+        if path and Path(path).is_dir():
+            return f"; a folder of images is folder:{path}"
+        by_suffix = {".npz": f"npz:{path}", ".csv": f"csv:{path}?label=COLUMN"}
+        found = by_suffix.get(Path(path).suffix.lower()) if Path(path).is_file() else None
+        return f"; this file is {found}" if found else ""
+    return ""
 
 
 def _named(name: str, n: int | None, seed: int) -> Dataset:

@@ -1,13 +1,14 @@
 """The encrypted variant of split vertical training: the top's first layer on ciphertexts (VFLRecon, section II-B).
 
 What it protects, and what not: the label holder never sees an embedding, a party never sees the layer's weights. The
-label holder sees the layer's output z, a linear function of the embeddings, and reads features off it if it knows the
-initial parameters (`attacks.party_records.fit_embedding_regression`). Every party still gets dL/db_p in the clear,
-because without it it could not train its bottom model. That gradient is all that label attacks read, and encryption
-leaves it as it is, so encryption does not stop them.
+label holder does get the gradient dL/dW_A = alpha_A^T delta in the clear, and knows delta. Where delta has full rank,
+for which a batch needs at most d samples, it solves for the embeddings alpha_A, exactly but for rounding
+(`attacks.party_records.solved_embeddings`). Every party still gets dL/db_p in the clear, because without it it could
+not train its bottom model. That gradient is all that label attacks read, and encryption leaves it as it is, so
+encryption does not stop them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,11 +43,18 @@ class EncryptedFirst:
     def check(self, model: BottomTopModel) -> None:
         """Raise `ValueError` unless the model's first layer is the one that is computed: else another model trains."""
         shapes = jax.eval_shape(model.init, jax.random.key(0))["top"]["first"]
-        names = sorted(shapes) if isinstance(shapes, dict) else []
+        names = sorted(shapes) if isinstance(shapes, Mapping) else []
         if names != ["bias", "kernel"]:
             raise ValueError(
                 "an encrypted first layer computes concat(embeddings) @ kernel + bias, so that params['top']['first'] "
                 f"must be a dictionary of 'kernel' and 'bias', and has {', '.join(names) or 'no such names'}"
+            )
+        kernel, bias = (getattr(shapes[name], "shape", None) for name in ("kernel", "bias"))
+        rows = model.parties * model.embedding
+        if kernel is None or len(kernel) != 2 or kernel[0] != rows or bias != kernel[1:]:
+            raise ValueError(
+                f"an encrypted first layer needs a kernel of shape ({rows}, d), {model.embedding} rows for each of "
+                f"{model.parties} parties, and a bias of shape (d,), got {kernel} and {bias}"
             )
         if any(active >= model.parties for active in self.shown):
             raise ValueError(f"active must be in [0, {model.parties - 1}], got {self.shown[0]}")
@@ -54,11 +62,13 @@ class EncryptedFirst:
         with jax.ensure_compile_time_eval():
             params = {name: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
             embeddings = tuple(
-                jnp.asarray(rng.standard_normal((2, model.embedding)), jnp.float32) for _ in range(model.parties)
+                jnp.asarray(rng.standard_normal((2, model.embedding)) / rows**0.5, jnp.float32)
+                for _ in range(model.parties)
             )
-            own = np.asarray(model.first(params, embeddings))
+            own = np.asarray(model.first(params, embeddings), np.float32)
             linear = np.asarray(jnp.concatenate(embeddings, axis=1) @ params["kernel"] + params["bias"])
-        if own.shape != linear.shape or not np.allclose(own, linear, rtol=1e-3, atol=1e-3 * np.abs(linear).max()):
+        # Layers may compute in half precision; sums are of order one.
+        if own.shape != linear.shape or not np.allclose(own, linear, rtol=0, atol=0.05):
             raise ValueError(
                 "an encrypted first layer computes concat(embeddings) @ kernel + bias, and the first layer of this "
                 "model computes something else: put what is not linear into rest"
@@ -132,6 +142,8 @@ def encrypted_first(
         return _encrypted_product(owners[party])
 
     def layer(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
+        if active is not None:
+            _validate.in_range(0, len(embeddings) - 1, active=active)
         kernels = jnp.split(params["kernel"], len(embeddings))
         z = params["bias"]
         for party, (alpha, weights) in enumerate(zip(embeddings, kernels, strict=True)):

@@ -97,8 +97,6 @@ def split_training(
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
 
-    top = functools.partial(_top, model, interactive)
-
     def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
         for i, defense in enumerate(defenses):
             value, _ = defended(defense, place, jax.random.fold_in(key, i), value, round=step, **known)
@@ -125,11 +123,18 @@ def split_training(
             pulls.append(pull)
             embeddings.append(b)
         sent = defend(noise_key, "bottom_output", tuple(embeddings), state.round)
-        output, pull_top, z = jax.vjp(functools.partial(top, noise_key), params["top"], sent, has_aux=True)
+        z, pull_first = jax.vjp(
+            model.first if interactive is None else functools.partial(interactive, noise_key),
+            params["top"]["first"],
+            sent,
+        )
+        output, pull_rest = jax.vjp(model.rest, params["top"]["rest"], z)
         output = defend(noise_key, "top_output", output, state.round, labels=batch.y)
         output_gradient = jax.grad(mean_loss)(output, batch.y)
         output_gradient = defend(noise_key, "top_output_gradient", output_gradient, state.round, labels=batch.y)
-        top_gradient, cut = pull_top(output_gradient)
+        rest_gradient, z_gradient = pull_rest(output_gradient)
+        first_gradient, cut = pull_first(z_gradient)
+        top_gradient = {"first": first_gradient, "rest": rest_gradient}
         cut = defend(noise_key, "cut_gradient", cut, state.round, labels=batch.y)
         if by_example:
             examples = _example_gradients(model, params, slices, sent, cut, output_gradient)
@@ -144,6 +149,8 @@ def split_training(
         label_holder = LabelHolderRecord(
             received=tuple(b if p in shown else None for p, b in enumerate(sent)),
             first=z,
+            first_gradient=z_gradient,
+            params_gradient=first_gradient,
             first_params=params["top"]["first"] if interactive is None else None,
             rest_params=params["top"]["rest"],
         )
@@ -151,21 +158,6 @@ def split_training(
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 
     return Protocol(init, round_, share, functools.partial(_check, model, num_samples, loss))
-
-
-def _top(
-    model: BottomTopModel,
-    interactive: InteractiveLayer | None,
-    key: jax.Array,
-    params: PyTree,
-    embeddings: tuple[jax.Array, ...],
-) -> tuple[jax.Array, jax.Array]:
-    """Logits (B, C), and what the first layer gives (B, d)."""
-    if interactive is None:
-        z = model.first(params["first"], embeddings)
-    else:
-        z = interactive(key, params["first"], embeddings)
-    return model.rest(params["rest"], z), z
 
 
 def _party_records(

@@ -1,5 +1,6 @@
 """The data term of nearly all inversions: the distance of the observed from the simulated gradient."""
 
+import functools
 from typing import NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -41,6 +42,19 @@ def to_explain(undone: Undone | None, observation: Observation, simulated: PyTre
     return undone.nearest(observation, jax.lax.stop_gradient(simulated))
 
 
+def _check(distance: Distance, model: Classifier) -> None:
+    """Check somebody's own distance once for a model: it takes seconds for one of many layers."""
+    try:
+        _checked(distance, model)
+    except TypeError:  # a callable object may have no hash
+        check_distance(distance, jax.eval_shape(model.init, jax.random.key(0))["params"])
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(distance: Distance, model: Classifier) -> None:
+    check_distance(distance, jax.eval_shape(model.init, jax.random.key(0))["params"])
+
+
 class Gradients(NamedTuple):
     """Compare whole gradients or updates, or the entries that a selection picks."""
 
@@ -66,7 +80,7 @@ class Gradients(NamedTuple):
         """
         distance, selection, undone = self
         if is_own(distance):
-            check_distance(distance, jax.eval_shape(setup.model.init, jax.random.key(0))["params"])
+            _check(distance, setup.model)
 
         def compare(
             observation: Observation, x: jax.Array, y: jax.Array, mask: PyTree, sharpness: Sharpness

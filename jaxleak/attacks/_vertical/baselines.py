@@ -120,7 +120,12 @@ def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: in
 
 
 def fit_feature_baseline(
-    x: ArrayLike, target: ArrayLike, *, again: ArrayLike | None = None, seed: int = 0
+    x: ArrayLike,
+    target: ArrayLike,
+    *,
+    again: ArrayLike | None = None,
+    more: tuple[ArrayLike, ArrayLike] | None = None,
+    seed: int = 0,
 ) -> FeatureBaseline:
     """The X_adv-only baseline for features: the mean, ridge regressions and extremely randomised trees, as above.
 
@@ -129,6 +134,8 @@ def fit_feature_baseline(
         target: (n, d_victim) the victims' features of these records.
         again: (n, d) what the attacker has of these records another time, by which candidates are judged in the folds
             where a record is held out; None judges by `x`.
+        more: further rows (m, d) with their targets (m, d_victim), such as other visits of the same records: the best
+            candidate is fitted on them as well, and none is judged by them.
         seed: random seed of folds and trees.
 
     Raises:
@@ -157,7 +164,9 @@ def fit_feature_baseline(
     # Folds of unequal size count alike.
     losses = {name: float(np.mean([error[test].mean() for _, test in folds])) for name, error in errors.items()}
     name = min(losses, key=lambda name: losses[name])
-    fitted = _fit(candidates[name](), x, target)
+    further = [] if more is None else [_checked(seed, more=more[0], target=more[1])]
+    rows, targets = (np.concatenate(parts) for parts in zip((x, target), *further, strict=True))
+    fitted = _fit(candidates[name](), rows, targets)
     width = x.shape[1]
     return FeatureBaseline(lambda x: predict(fitted, _asked(x, width)), name, losses[name], errors[name])
 

@@ -1,14 +1,19 @@
 """A regression of the parties' features on what reached the label holder's top model."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxleak import _validate
 from jaxleak._base import Observation
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.vflrecon import NUMBERS
+
+#: Singular values of dL/dz below this share of the largest are rounding of float32.
+_RANK = 1e-5
 
 
 class EmbeddingRegression(NamedTuple):
@@ -25,8 +30,8 @@ class EmbeddingRegression(NamedTuple):
     def gains(self) -> bool:
         """Whether what is received tells features beyond labels and own features: a gain above twice its error.
 
-        It is measured on the attacker's own records, and no truth is needed. Without a second shadow run (`again` of
-        `fit_embedding_regression`) it is often wrong.
+        It is measured on the attacker's own records, and no truth is needed. It does not see that a real run takes
+        another path than shadow runs, has another defense, or is longer: there the answer may be worse than `alone`.
         """
         return self.gain > 2 * self.gain_error
 
@@ -34,8 +39,7 @@ class EmbeddingRegression(NamedTuple):
         """The parties' features of all samples of a real run.
 
         Args:
-            observations: what the label holder saw of the real run, (T, B, ...). A sample is read at its first visit,
-                which is nearest to the parameters of the shadow run's first epoch.
+            observations: what the label holder saw of the real run, (T, B, ...). A sample is read at its first visit.
             num_samples: N, the number of samples of the real run, > the largest sample id.
 
         Returns:
@@ -47,12 +51,12 @@ class EmbeddingRegression(NamedTuple):
         """
         if not self.gains:
             return self.predict_alone(observations, num_samples)
-        index, known, received = _first_visits(observations, self.num_classes)
+        index, known, received = _first_of(*_rows(observations, self.num_classes))
         return self._answers(self.seen, index, np.concatenate([known, received], axis=1), num_samples)
 
     def predict_alone(self, observations: Observation, num_samples: int) -> np.ndarray:
         """The same by labels and own features alone, which leak nothing: what is beyond this is the leak."""
-        index, known, _ = _first_visits(observations, self.num_classes)
+        index, known, _ = _first_of(*_rows(observations, self.num_classes))
         return self._answers(self.alone, index, known, num_samples)
 
     def _answers(self, by: FeatureBaseline, index: np.ndarray, rows: np.ndarray, num_samples: int) -> np.ndarray:
@@ -75,22 +79,22 @@ def fit_embedding_regression(
     """Learn from a shadow run what the label holder's top model receives of the parties' features (ours).
 
     The label holder owns complete records, trains bottoms and a top on them, and regresses the parties' features on
-    what arrives: their embeddings, or, where a cipher hides those, what its first layer gives, which is the embeddings'
-    sum by the layer's weights. It also has its own features and the labels, from which alone a second regression
-    answers. Both are the best of the mean, ridge regressions and trees, by cross-validation on the shadow run.
+    what arrives: their embeddings, or, where a cipher hides those, what `solved_embeddings` finds beside what its first
+    layer gives. It also has its own features and the labels, from which alone a second regression answers. Both are the
+    best of the mean, ridge regressions and trees, by cross-validation on first visits, fitted on all visits.
 
     One shadow run is one path of the parameters, and the real run takes another. A second shadow run in another order
     (`again`) shows what was learned by heart of the first one: held-out records are judged by what arrives there.
 
-    Shadow runs must start from the parameters of the real run and have its defense, if there is one. In a real run the
-    label holder has neither the parties' initial parameters nor their bottoms, unless all parties draw them from one
-    seed or it distributed them: this measures what leaks where it does.
+    Shadow runs must start from the parameters of the real run, be as long as what is read of it, and have its defense,
+    if there is one. In a real run the label holder has neither the parties' initial parameters nor their bottoms,
+    unless all parties draw them from one seed or it distributed them: this measures what leaks where it does.
 
     Args:
-        shadow: what the label holder saw of its shadow run by `threats.label_holder_view`, (T, B, ...). Each record is
-            read at its first visit.
+        shadow: what the label holder saw of its shadow run by `threats.label_holder_view`, (T, B, ...).
         features: (n, d_victims) the parties' features of the shadow records, in the order of their numbers, as
-            `victims_features(model, shadow.x, party)` gives those of all parties but the label holder's own.
+            `victims_features(model, shadow.x, party)` gives those of all parties but the label holder's own; `party` is
+            None if it has none.
         num_classes: C.
         again: what the label holder saw of a second shadow run of the same records from the same parameters, in another
             order. None judges within the one run.
@@ -98,48 +102,103 @@ def fit_embedding_regression(
 
     Raises:
         ValueError: if the threat withholds what was received, the labels or the sample ids, there are too few records,
-            or `features` lacks a record.
+            `features` lacks a record, or `again` is the same run or one of other records.
     """
     _validate.count(num_classes=num_classes)
-    index, known, received = _first_visits(shadow, num_classes)
-    if len(features) <= index.max():
+    runs = [_rows(run, num_classes) for run in (shadow, again) if run is not None]
+    largest = max(index.max() for index, *_ in runs)
+    if len(features) <= largest:
         raise ValueError(
-            f"features must have a row for every sample of the run, got {len(features)} and a sample {index.max()}: "
+            f"features must have a row for every sample of the run, got {len(features)} and a sample {largest}: "
             f"{NUMBERS}"
         )
+    index, known, received = _first_of(*runs[0])
     judged = received
     if again is not None:
-        others, _, received_again = _first_visits(again, num_classes)
+        _check_again(shadow, again)
+        others, known_again, received_again = _first_of(*runs[1])
         index, here, there = np.intersect1d(index, others, return_indices=True)
         known, received, judged = known[here], received[here], received_again[there]
-    rows, rows_again = (np.concatenate([known, part], axis=1) for part in (received, judged))
-    target = np.asarray(features)[index]
-    seen = fit_feature_baseline(rows, target, again=rows_again, seed=seed)
-    alone = fit_feature_baseline(known, target, seed=seed)
+        if not np.allclose(known, known_again[there], atol=1e-4):
+            raise ValueError("again must be a run of the records of shadow: labels or own features of a sample differ")
+    target = np.asarray(features)
+    everything = [np.concatenate(parts) for parts in zip(*runs, strict=True)]
+    visited, first = np.unique(everything[0], return_index=True)
+    rows, rows_again, all_rows = (
+        np.concatenate(parts, axis=1) for parts in ((known, received), (known, judged), everything[1:])
+    )
+    seen = fit_feature_baseline(
+        rows, target[index], again=rows_again, more=(all_rows, target[everything[0]]), seed=seed
+    )  # fmt: skip
+    alone = fit_feature_baseline(
+        known, target[index], more=(everything[1][first], target[visited]), seed=seed
+    )  # fmt: skip
     gained = alone.errors - seen.errors
     gain, error = float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
-    return EmbeddingRegression(seen, alone, gain, error, num_classes, np.asarray(features).mean(axis=0))
+    return EmbeddingRegression(seen, alone, gain, error, num_classes, target.mean(axis=0))
 
 
-def _first_visits(observations: Observation, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples (n,), what the label holder has of them anyway (n, C + d), and what it received of them (n, r)."""
-    seen = require(
-        observations, Reads("an embedding regression", index=True, labels=True, label_holder=True)
-    )  # fmt: skip
+def solved_embeddings(observations: Observation) -> list[np.ndarray]:
+    """What the label holder finds of every party's embeddings though a cipher hides them (ours).
+
+    Its first layer z = sum over parties of alpha_p W_p + bias is trained by the gradients dL/dW_p = alpha_p^T delta,
+    which it gets in the clear, and delta = dL/dz is its own. Where delta (B, d) has full rank, for which B <= d is
+    needed, alpha_p = (dL/dW_p pinv(delta))^T is exact but for rounding; otherwise this is the shortest solution.
+
+    Args:
+        observations: what the label holder saw by `threats.label_holder_view`, (T, B, ...), of a layer
+            concat(embeddings) @ kernel + bias.
+
+    Returns:
+        An array (T, B, e) for each party.
+
+    Raises:
+        ValueError: if the threat withholds what was received, or the layer has no kernel of that form.
+    """
+    holder = require(observations, Reads("solving for embeddings", label_holder=True)).label_holder
+    parties = len(holder.received)
+    kernel = holder.params_gradient.get("kernel") if isinstance(holder.params_gradient, Mapping) else None
+    if kernel is None or kernel.shape[-2] % parties:
+        raise ValueError(
+            "solving for embeddings needs a first layer with a kernel that has as many rows for every party, such as "
+            "that of protocols.encrypted_first"
+        )
+    delta = np.asarray(holder.first_gradient, np.float64)
+    # (T, P e, d) times (T, d, B): dL/dW_p of all parties, one below the other.
+    solved = np.asarray(kernel, np.float64) @ np.linalg.pinv(delta, rcond=_RANK)
+    return np.split(np.swapaxes(solved, -1, -2), parties, axis=-1)
+
+
+def _rows(observations: Observation, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sample ids (T B,), what the label holder has of them anyway (T B, C + d), and what it received (T B, r)."""
+    seen = require(observations, Reads("an embedding regression", index=True, labels=True, label_holder=True))
     labels = np.asarray(seen.labels).ravel()
     _validate.labels_in_range(labels, num_classes)
     known = [np.eye(num_classes)[labels]]
     if observations.party is not None:
         known.append(_flat(observations.party.x))
     holder = seen.label_holder
-    received = [_flat(b) for b in holder.received if b is not None]
+    received = [np.asarray(b) for b in holder.received if b is not None]
     if len(received) < len(holder.received):
-        received.append(_flat(holder.first))
-    samples, first = np.unique(np.asarray(seen.index).ravel(), return_index=True)
-    return samples, np.concatenate(known, axis=1)[first], np.concatenate(received, axis=1)[first]
+        received += [*solved_embeddings(observations), np.asarray(holder.first)]
+    rows = [np.concatenate(parts, axis=1) for parts in (known, [_flat(part) for part in received])]
+    return np.asarray(seen.index).ravel(), rows[0], rows[1]
 
 
-def _flat(steps: object) -> np.ndarray:
+def _first_of(index: np.ndarray, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Every sample once, in the order of the ids, with its rows of the first visit."""
+    samples, first = np.unique(index, return_index=True)
+    return samples, *(part[first] for part in rows)
+
+
+def _check_again(shadow: Observation, again: Observation) -> None:
+    if np.array_equal(np.asarray(shadow.index), np.asarray(again.index)):
+        raise ValueError(
+            "again must be a shadow run in another order than shadow, and has the same samples in each step"
+        )
+
+
+def _flat(steps: ArrayLike) -> np.ndarray:
     """(T, B, d) as (T B, d)."""
     rows = np.asarray(steps)
     return rows.reshape(-1, rows.shape[-1])

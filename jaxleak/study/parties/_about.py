@@ -1,8 +1,13 @@
 """What is run in a case of vertical training, in sentences for a report."""
 
+import numpy as np
+
 from jaxleak.defenses import SPLIT_DEFENSES
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import about_records, split_problem, whole_table
+
+#: Categories of a column that are within a fifth of the range of the hash.
+_FEW = 20
 
 
 def about_run(case: SplitCase, seed: int) -> str:
@@ -21,10 +26,12 @@ def about_run(case: SplitCase, seed: int) -> str:
         said.append(
             f"{constant} of its columns {'is' if constant == 1 else 'are'} constant in the shadow records and left out."
         )
-    if (count := table.categorical.shape[1]) and case.categories == "hashed":
+    few = sum(len(np.unique(column)) < _FEW for column in table.categorical.T) if case.categories == "hashed" else 0
+    if few:
         said.append(
-            f"The {count} categorical columns are hashed into one number each, in which categories are hardly apart, "
-            "so that they count little in errors of features; --categories one_hot gives each category a column."
+            f"Of its categorical columns {few} {'has' if few == 1 else 'have'} fewer than {_FEW} categories, which are "
+            "hardly apart where each is hashed into one number, so that they count little in errors of features; "
+            "--categories one_hot gives each frequent category a column."
         )
     said.append(f"The attackers see {_epochs(case.victim_epochs)} of the real run.")
     if case.defense != "none":

@@ -50,8 +50,8 @@ class SplitSetup:
     balanced: bool = False
     """Draw equally many samples of every class."""
     categories: Literal["hashed", "one_hot"] = "hashed"
-    """How categorical columns become numbers: hashed into one column each, in which categories are hardly apart and
-    count little in errors of features; or one_hot, a column per category."""
+    """How categorical columns become numbers: hashed into one column each, in which few categories are hardly apart and
+    count little in errors of features; or one_hot, a column for each of the 20 most frequent categories."""
     victim_epochs: int = 1
     """Epochs of the real run that the attacker sees."""
     cipher: Literal["none", "plain", "ckks"] = "none"

@@ -15,8 +15,8 @@ from jaxleak.study.parties._problem import SplitProblem, rounds_of
 def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int) -> dict[str, float]:
     """Errors of the label holder's regression of all other parties' features, on the real run of `run_case`.
 
-    The label holder is the last party. It knows all initial parameters, and trains on the shadow records for one epoch,
-    twice. Under a cipher it has what its first layer gives in the place of the embeddings.
+    The label holder is the last party. It knows all initial parameters, and trains on the shadow records for as many
+    steps as it sees of the real run, twice. Under a cipher it solves for the embeddings.
 
     Args:
         case: case of the run.
@@ -53,7 +53,7 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
             threat,
             problem.shadow,
             protocol.init(key)._replace(params=start.params),
-            rounds=rounds_of(problem.shadow, case.batch_size, 1),
+            rounds=max(rounds, rounds_of(problem.shadow, case.batch_size, 1)),
         )
         shadow_seen, again = (watch(key=jax.random.fold_in(key, 50 + number))[1] for number in range(2))
         found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, again=again, seed=seed)

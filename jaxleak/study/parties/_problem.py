@@ -122,6 +122,11 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     _validate.count(shadow_runs=case.shadow_runs)
     _validate.one_of(("fixed", "validation"), select=case.select)
     case.check_strength()
+    if case.defense != "none" and case.victim_epochs > case.task_epochs:
+        raise ValueError(
+            f"victim_epochs must be at most task_epochs={case.task_epochs} with a defense, which is calibrated for so "
+            f"many epochs, got {case.victim_epochs}"
+        )
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
     _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
     table, count = whole_table(case.data), records_of(case)
