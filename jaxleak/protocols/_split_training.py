@@ -114,9 +114,7 @@ def split_training(
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
-        params = state.params
-        slices = model.slices(batch.x)
-
+        params, slices = state.params, model.slices(batch.x)
         pulls, embeddings = [], []
         for own, x in zip(params["bottom"], slices, strict=True):
             b, pull = jax.vjp(lambda own, x=x: model.bottom(own, x), own)
@@ -146,14 +144,9 @@ def split_training(
 
         new_params, opt_state = _update_owners(transform, gradients, state.opt_state, params)
         parties = _party_records(model, params, new_params, gradients, slices, tuple(embeddings), cut)
-        label_holder = LabelHolderRecord(
-            received=tuple(b if p in shown else None for p, b in enumerate(sent)),
-            first=z,
-            first_gradient=z_gradient,
-            params_gradient=first_gradient,
-            first_params=params["top"]["first"] if interactive is None else None,
-            rest_params=params["top"]["rest"],
-        )
+        received = tuple(b if p in shown else None for p, b in enumerate(sent))
+        own = (params["top"]["first"] if interactive is None else None, params["top"]["rest"])
+        label_holder = LabelHolderRecord(received, z, z_gradient, first_gradient, *own)
         transcript = Transcript(state.round, params, cut, index, None, batch, parties, label_holder)
         return ProtocolState(state.round + 1, new_params, opt_state), transcript
 

@@ -150,7 +150,7 @@ def solved_embeddings(observations: Observation) -> list[np.ndarray]:
             concat(embeddings) @ kernel + bias.
 
     Returns:
-        An array (T, B, e) for each party.
+        An array (T, B, e) for each party, in the unit of the embeddings.
 
     Raises:
         ValueError: if the threat withholds what was received, or the layer has no kernel of that form.
