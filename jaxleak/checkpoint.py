@@ -417,7 +417,7 @@ def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
             break
         then, now = differing[0]
     texts = [repr(then), repr(now)]
-    same = len(os.path.commonprefix(texts))
+    same = next((i for i in range(min(map(len, texts))) if texts[0][i] != texts[1][i]), 0)
     start = 0 if max(map(len, texts)) <= _LONGEST else max(0, same - _LONGEST // 2)
     said = [f"{'...' * (start > 0)}{text[start:][:_LONGEST]}{'...' * (len(text) > start + _LONGEST)}" for text in texts]
     return f"{name}: {said[0]} there, {said[1]} now{inside}"
