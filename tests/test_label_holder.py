@@ -110,7 +110,7 @@ def test_each_sample_of_a_real_run_is_read_at_its_first_visit():
 
 @pytest.mark.parametrize(("gain", "error", "gains"), [(2.1, 1.0, True), (1.9, 1.0, False), (0.0, 0.0, False)])
 def test_a_gain_within_twice_its_error_is_none(gain, error, gains):
-    assert party_records.EmbeddingRegression(None, None, gain, error, 2, np.zeros(1)).gains is gains
+    assert party_records.EmbeddingRegression(None, None, gain, error, 2, np.zeros(1), False).gains is gains
 
 
 def test_a_cipher_keeps_no_embedding_from_who_trains_the_layer():
@@ -127,6 +127,32 @@ def test_a_cipher_keeps_no_embedding_from_who_trains_the_layer():
     free = seen.label_holder._replace(params_gradient={})
     with pytest.raises(ValueError, match="needs a first layer with a kernel that has as many rows for every party"):
         party_records.solved_embeddings(seen._replace(label_holder=free))
+
+
+def test_the_layers_output_is_read_where_the_equations_leave_embeddings_open():
+    for width, open_ in ((12, False), (4, True)):
+        shadow, features = run(0, hidden=True, width=width)
+        found = party_records.fit_embedding_regression(shadow, features, 2)
+        assert found.reads_output is open_
+        other = shadow.label_holder._replace(first=shadow.label_holder.first + 1.0)
+        same = np.array_equal(*(found.predict(one, 90) for one in (shadow, shadow._replace(label_holder=other))))
+        assert same is not open_
+
+
+def test_a_column_that_is_zero_but_for_rounding_is_read_as_zero():
+    """It would be scaled to the size of the others, and drown them."""
+    shadow, features = run(0, hidden=True)
+    seen, truth = run(1, hidden=True)
+
+    def rounded(one, seed):
+        kernel = one.label_holder.params_gradient["kernel"]
+        noise = 1e-5 * np.random.default_rng(seed).normal(size=(len(kernel), 60, kernel.shape[-1]))
+        three, more = np.split(kernel, 2, axis=1)
+        padded = np.concatenate([three, noise, more, noise], axis=1)
+        return one._replace(label_holder=one.label_holder._replace(params_gradient={"kernel": jnp.asarray(padded)}))
+
+    found = party_records.fit_embedding_regression(rounded(shadow, 0), features, 2)
+    assert ((found.predict(rounded(seen, 1), 90) - truth) ** 2).mean() < 0.01
 
 
 def test_a_second_run_shows_what_was_learned_by_heart():
@@ -207,7 +233,7 @@ def test_shadow_runs_are_the_real_runs_but_for_records_and_order(monkeypatch):
 
     def fit(shadow, known, classes, *, again, seed):
         fitted.append((shadow, again))
-        return party_records.EmbeddingRegression(None, None, 0.0, 1.0, 2, known.mean(axis=0))
+        return party_records.EmbeddingRegression(None, None, 0.0, 1.0, 2, known.mean(axis=0), False)
 
     monkeypatch.setattr(_label_holder.audit, "watch", watch)
     monkeypatch.setattr(_label_holder.party_records, "fit_embedding_regression", fit)

@@ -14,6 +14,8 @@ from jaxleak.attacks._vertical.vflrecon import NUMBERS
 
 #: Singular values of dL/dz below this share of the largest are rounding of float32.
 _RANK = 1e-5
+#: Step in which solved embeddings are read, as a share of the largest.
+_STEP = 1e-3
 
 
 class EmbeddingRegression(NamedTuple):
@@ -25,6 +27,7 @@ class EmbeddingRegression(NamedTuple):
     gain_error: float  # standard error of `gain` over these records
     num_classes: int
     mean: np.ndarray  # (d_victims,) of the shadow records' features
+    reads_output: bool  # whether `seen` also reads the first layer's output, since the equations left embeddings open
 
     @property
     def gains(self) -> bool:
@@ -51,12 +54,12 @@ class EmbeddingRegression(NamedTuple):
         """
         if not self.gains:
             return self.predict_alone(observations, num_samples)
-        index, known, received = _first_of(*_rows(observations, self.num_classes))
+        index, known, received = _first_of(*_rows(observations, self.num_classes, self.reads_output))
         return self._answers(self.seen, index, np.concatenate([known, received], axis=1), num_samples)
 
     def predict_alone(self, observations: Observation, num_samples: int) -> np.ndarray:
         """The same by labels and own features alone, which leak nothing: what is beyond this is the leak."""
-        index, known, _ = _first_of(*_rows(observations, self.num_classes))
+        index, known, _ = _first_of(*_rows(observations, self.num_classes, self.reads_output))
         return self._answers(self.alone, index, known, num_samples)
 
     def _answers(self, by: FeatureBaseline, index: np.ndarray, rows: np.ndarray, num_samples: int) -> np.ndarray:
@@ -79,9 +82,10 @@ def fit_embedding_regression(
     """Learn from a shadow run what the label holder's top model receives of the parties' features (ours).
 
     The label holder owns complete records, trains bottoms and a top on them, and regresses the parties' features on
-    what arrives: their embeddings, or, where a cipher hides those, what `solved_embeddings` finds beside what its first
-    layer gives. It also has its own features and the labels, from which alone a second regression answers. Both are the
-    best of the mean, ridge regressions and trees, by cross-validation on first visits, fitted on all visits.
+    what arrives: their embeddings, or, where a cipher hides those, what `solved_embeddings` finds, and where that is
+    not all, what its first layer gives. It also has its own features and the labels, from which alone a second
+    regression answers. Both are the best of the mean, ridge regressions and trees, by cross-validation on first visits,
+    fitted on all visits.
 
     One shadow run is one path of the parameters, and the real run takes another. A second shadow run in another order
     (`again`) shows what was learned by heart of the first one: held-out records are judged by what arrives there.
@@ -105,7 +109,9 @@ def fit_embedding_regression(
             `features` lacks a record, or `again` is the same run or one of other records.
     """
     _validate.count(num_classes=num_classes)
-    runs = [_rows(run, num_classes) for run in (shadow, again) if run is not None]
+    given = [run for run in (shadow, again) if run is not None]
+    reads_output = not all(map(_determined, given))
+    runs = [_rows(run, num_classes, reads_output) for run in given]
     largest = max(index.max() for index, *_ in runs)
     if len(features) <= largest:
         raise ValueError(
@@ -135,7 +141,7 @@ def fit_embedding_regression(
     )  # fmt: skip
     gained = alone.errors - seen.errors
     gain, error = float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
-    return EmbeddingRegression(seen, alone, gain, error, num_classes, target.mean(axis=0))
+    return EmbeddingRegression(seen, alone, gain, error, num_classes, target.mean(axis=0), reads_output)
 
 
 def solved_embeddings(observations: Observation) -> list[np.ndarray]:
@@ -169,7 +175,16 @@ def solved_embeddings(observations: Observation) -> list[np.ndarray]:
     return np.split(np.swapaxes(solved, -1, -2), parties, axis=-1)
 
 
-def _rows(observations: Observation, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _determined(run: Observation) -> bool:
+    """Whether the label holder has all embeddings, or the equations for them have full rank in every step."""
+    holder = require(run, Reads("an embedding regression", label_holder=True)).label_holder
+    if all(b is not None for b in holder.received):
+        return True
+    delta = np.asarray(holder.first_gradient, np.float64)
+    return bool((np.linalg.matrix_rank(delta, rtol=_RANK) == delta.shape[-2]).all())
+
+
+def _rows(observations: Observation, num_classes: int, reads_output: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sample ids (T B,), what the label holder has of them anyway (T B, C + d), and what it received (T B, r)."""
     seen = require(observations, Reads("an embedding regression", index=True, labels=True, label_holder=True))
     labels = np.asarray(seen.labels).ravel()
@@ -180,7 +195,12 @@ def _rows(observations: Observation, num_classes: int) -> tuple[np.ndarray, np.n
     holder = seen.label_holder
     received = [np.asarray(b) for b in holder.received if b is not None]
     if len(received) < len(holder.received):
-        received += [*solved_embeddings(observations), np.asarray(holder.first)]
+        for solved in solved_embeddings(observations):
+            # Else the rounding of a column that is zero would be scaled to that of the others.
+            step = _STEP * np.abs(solved).max(initial=1e-12)
+            received.append(np.round(solved / step) * step)
+        if reads_output:
+            received.append(np.asarray(holder.first))
     rows = [np.concatenate(parts, axis=1) for parts in (known, [_flat(part) for part in received])]
     return np.asarray(seen.index).ravel(), rows[0], rows[1]
 
