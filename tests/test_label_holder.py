@@ -255,6 +255,12 @@ def test_shadow_runs_are_the_real_runs_but_for_records_and_order(monkeypatch):
     assert all(shadow is not again is not None for shadow, again in fitted)
 
 
+def test_noise_that_is_no_number_is_noticed_in_what_is_received():
+    broken = defenses.per_leaf("bottom_output", lambda key, leaf: leaf * jnp.nan)
+    with pytest.raises(FloatingPointError, match="round 0: what the attacker sees is not finite"):
+        watched(label_holder_view(), defenses=broken)
+
+
 def test_a_report_says_what_was_run():
     said = about_run(SplitCase("breast_cancer", **SMALL), 0)
     assert said.endswith("The attackers see 1 epoch of the real run.")

@@ -59,7 +59,7 @@ def _watch(
 
 @jax.jit
 def _all_finite(observations: Observation) -> jax.Array:
-    return jax.vmap(lambda shown: _tree.all_finite((shown.payload, shown.party)))(observations)
+    return jax.vmap(lambda shown: _tree.all_finite((shown.payload, shown.party, shown.label_holder)))(observations)
 
 
 def replay(

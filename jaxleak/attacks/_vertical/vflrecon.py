@@ -214,6 +214,14 @@ def targets_of(model: BottomTopModel, private: Batch, party: int, task: str) -> 
     return victims_features(model, private.x, party)
 
 
+def check_samples(template: Batch, num_samples: int) -> None:
+    """Raise `ValueError` unless an attack answers for as many samples as the private set has."""
+    if len(template.x) != num_samples:
+        raise ValueError(
+            f"num_samples must be the number of samples of the real run, {len(template.x)}, got {num_samples}"
+        )
+
+
 def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Array:
     """All other parties' features side by side.
 
@@ -287,8 +295,8 @@ def vflrecon(
         sample that never took part or had a record that is not finite.
 
     Raises:
-        ValueError: if neither network is given, the party does not exist or a network is another party's; and in
-            `reconstruct`, if the records were another party's or hold a sample beyond the last.
+        ValueError: if neither network is given, the party does not exist or a network is another party's; in `init`, if
+            N is not the template's; and in `reconstruct`, if the records were another party's or hold a sample beyond the last.
     """
     _validate.count(num_samples=num_samples)
     _validate.in_range(0, model.parties - 1, party=party)
@@ -302,7 +310,7 @@ def vflrecon(
     reads = Reads("vflrecon", index=True, party=True)
 
     def init(key: jax.Array, template: Batch) -> VflreconState:
-        del template
+        check_samples(template, num_samples)
         return VflreconState(
             labels,
             features,

@@ -18,7 +18,7 @@ from jaxleak._base import Attack, Batch, Observation, Reconstruction
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline
 from jaxleak.attacks._vertical.direction_clusters import DirectionLabels, label_directions
-from jaxleak.attacks._vertical.vflrecon import NUMBERS, assemble_victims, of_another, refuse_stranger
+from jaxleak.attacks._vertical.vflrecon import NUMBERS, assemble_victims, check_samples, of_another, refuse_stranger
 from jaxleak.models import BottomTopModel
 
 
@@ -162,8 +162,8 @@ def vflrecon_free(
         features are answered with zeros.
 
     Raises:
-        ValueError: on sizes out of range; when an observation is first seen, if its batch has another size; and in
-            `reconstruct`, if the records were another party's.
+        ValueError: on sizes out of range; in `init`, if N is not the template's; when an observation is first seen, if
+            its batch has another size; and in `reconstruct`, if the records were another party's.
     """
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.in_range(0, model.parties - 1, party=party)
@@ -171,7 +171,7 @@ def vflrecon_free(
     reads = Reads("vflrecon_free", index=True, party=True)
 
     def init(key: jax.Array, template: Batch) -> FreeState:
-        del template
+        check_samples(template, num_samples)
         return FreeState(
             jnp.zeros((rounds, batch_size, model.embedding)),
             jnp.zeros((rounds, batch_size, width)),
