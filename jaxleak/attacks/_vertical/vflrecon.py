@@ -296,7 +296,8 @@ def vflrecon(
 
     Raises:
         ValueError: if neither network is given, the party does not exist or a network is another party's; in `init`, if
-            N is not the template's; and in `reconstruct`, if the records were another party's or hold a sample beyond the last.
+            N is not the template's; and in `reconstruct`, if the records were another party's or hold a sample beyond
+            the last.
     """
     _validate.count(num_samples=num_samples)
     _validate.in_range(0, model.parties - 1, party=party)
