@@ -155,7 +155,7 @@ def test_samples_beyond_the_last_and_parties_without_others_are_refused(setting)
     attack = attacks.vflrecon(model, party=0, num_samples=95, labels=_train(setting, "labels", hidden=(2,), epochs=1))
     free = attacks.vflrecon_free(model, None, party=0, num_samples=95, rounds=12, batch_size=8)
     for one in (attack, free):
-        with pytest.raises(ValueError, match=r"^num_samples must be the number of samples of the real run, 96, got 95$"):
+        with pytest.raises(ValueError, match=r"^num_samples must be the number .* run, 96, got 95$"):
             audit.replay(one, rounds, audit.template_of(victim), key=jax.random.key(4))
     fewer = jax.tree.map(lambda leaf: leaf[:95], victim)
     state, _ = audit.replay(attack, rounds, audit.template_of(fewer), key=jax.random.key(4))
