@@ -46,7 +46,7 @@ ATTACKED = {
 }
 #: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation;
 #: or, as idlg and inverting_gradients, they run the same code of the study.
-FIRST = ("fedleak", "ggl")
+FIRST = ("fedleak",)
 #: One who makes up clients; one who averages draws of the defense runs with -m slow.
 FIRST_ADAPTIVE = ("guardian",)
 

@@ -36,7 +36,7 @@ DESCENTS = {
     # On whole images of two workers.
     "iclr": Setting("single", method="cafe-iclr", **{**TINY, "parties": 1, "workers": 2}),
 }
-FIRST = ("nested", "single")
+FIRST = ("single",)
 
 
 @functools.cache
