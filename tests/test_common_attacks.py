@@ -249,6 +249,8 @@ OTHER_SETTINGS = {
     "inversion_idlg",
     "inversion_gradinversion",
     "inversion_fedleak_upstream",
+    "inversion_ggl",
+    "inversion_sapag",
     "cafe_given_labels",
     "idlg",
 }

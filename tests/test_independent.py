@@ -64,6 +64,7 @@ def test_what_lies_behind_a_frozen_layer_tells_no_more_than_its_width(images):
     assert rank_of_the_jacobian(share, variables, x) == images * WIDTH
 
 
+@pytest.mark.slow
 def test_an_image_behind_a_narrow_frozen_layer_is_not_certified(monkeypatch):
     """Two starts of peeling agree on the image that the prior prefers among those with the same features."""
     model, variables, x = adapter()

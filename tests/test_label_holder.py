@@ -206,6 +206,7 @@ def test_a_party_is_a_whole_number(view, party):
 SMALL = {"shadow_records": 48, "victim_records": 32}
 
 
+@pytest.mark.slow
 def test_a_study_scores_it_beside_what_it_knows_anyway():
     case = SplitCase("breast_cancer", defense="noise_embedding", strength=1e-4, **SMALL)
     problem = split_problem(case, 0)
