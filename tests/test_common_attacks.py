@@ -244,7 +244,8 @@ class Run(NamedTuple):
 INFORMED = {name for name in CASES if name.startswith("informed")}
 MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria", "informed_adam_step"}
 
-#: Cases that run the code of another case with other settings; they run with -m slow only.
+#: Cases that run the code of another case with other settings, and ggl, whose search on the host takes seconds and has
+#: tests of its own; they run with -m slow only.
 OTHER_SETTINGS = {
     "inversion_idlg",
     "inversion_gradinversion",

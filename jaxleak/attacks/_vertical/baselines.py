@@ -50,6 +50,12 @@ class FeatureBaseline(NamedTuple):
     errors: np.ndarray  # (n,) mean squared error of every record while it was held out
 
 
+def gain_of(seen: FeatureBaseline, alone: FeatureBaseline) -> tuple[float, float]:
+    """By how much less `seen` is off than `alone` on the same held-out records, and the standard error of that."""
+    gained = alone.errors - seen.errors
+    return float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
+
+
 def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: int = 0) -> LabelBaseline:
     """The X_adv-only baseline for labels (VFLRecon, section IV-C).
 

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from jaxleak import _validate
 from jaxleak._base import Observation
 from jaxleak.attacks._observed import Reads, require
-from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline
-from jaxleak.attacks._vertical.vflrecon import NUMBERS
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of
+from jaxleak.attacks._vertical.gradient_regression import rows_for
 
 #: Singular values of dL/dz below this share of the largest are rounding of float32.
 _RANK = 1e-5
@@ -59,7 +59,7 @@ class EmbeddingRegression(NamedTuple):
 
     def predict_alone(self, observations: Observation, num_samples: int) -> np.ndarray:
         """The same by labels and own features alone, which leak nothing: what is beyond this is the leak."""
-        index, known, _ = _first_of(*_rows(observations, self.num_classes, self.reads_output))
+        index, known = _first_of(*_known(observations, self.num_classes))
         return self._answers(self.alone, index, known, num_samples)
 
     def _answers(self, by: FeatureBaseline, index: np.ndarray, rows: np.ndarray, num_samples: int) -> np.ndarray:
@@ -112,16 +112,15 @@ def fit_embedding_regression(
     given = [run for run in (shadow, again) if run is not None]
     reads_output = not all(map(_determined, given))
     runs = [_rows(run, num_classes, reads_output) for run in given]
-    largest = max(index.max() for index, *_ in runs)
-    if len(features) <= largest:
-        raise ValueError(
-            f"features must have a row for every sample of the run, got {len(features)} and a sample {largest}: "
-            f"{NUMBERS}"
-        )
+    for run in runs:
+        rows_for(run[0], features=features)
     index, known, received = _first_of(*runs[0])
     judged = received
     if again is not None:
-        _check_again(shadow, again)
+        if np.array_equal(np.asarray(shadow.index), np.asarray(again.index)):
+            raise ValueError(
+                "again must be a shadow run in another order than shadow, and has the same samples in each step"
+            )
         others, known_again, received_again = _first_of(*runs[1])
         index, here, there = np.intersect1d(index, others, return_indices=True)
         known, received, judged = known[here], received[here], received_again[there]
@@ -139,9 +138,7 @@ def fit_embedding_regression(
     alone = fit_feature_baseline(
         known, target[index], more=(everything[1][first], target[visited]), seed=seed
     )  # fmt: skip
-    gained = alone.errors - seen.errors
-    gain, error = float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
-    return EmbeddingRegression(seen, alone, gain, error, num_classes, target.mean(axis=0), reads_output)
+    return EmbeddingRegression(seen, alone, *gain_of(seen, alone), num_classes, target.mean(axis=0), reads_output)
 
 
 def solved_embeddings(observations: Observation) -> list[np.ndarray]:
@@ -184,15 +181,21 @@ def _determined(run: Observation) -> bool:
     return bool((np.linalg.matrix_rank(delta, rtol=_RANK) == delta.shape[-2]).all())
 
 
-def _rows(observations: Observation, num_classes: int, reads_output: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sample ids (T B,), what the label holder has of them anyway (T B, C + d), and what it received (T B, r)."""
+def _known(observations: Observation, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sample ids (T B,), and what the label holder has of these samples anyway: labels, own features (T B, C + d)."""
     seen = require(observations, Reads("an embedding regression", index=True, labels=True, label_holder=True))
     labels = np.asarray(seen.labels).ravel()
     _validate.labels_in_range(labels, num_classes)
     known = [np.eye(num_classes)[labels]]
     if observations.party is not None:
         known.append(_flat(observations.party.x))
-    holder = seen.label_holder
+    return np.asarray(seen.index).ravel(), np.concatenate(known, axis=1)
+
+
+def _rows(observations: Observation, num_classes: int, reads_output: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The two arrays of `_known`, and what the label holder received of these samples (T B, r)."""
+    index, known = _known(observations, num_classes)
+    holder = require(observations, Reads("an embedding regression", label_holder=True)).label_holder
     received = [np.asarray(b) for b in holder.received if b is not None]
     if len(received) < len(holder.received):
         for solved in solved_embeddings(observations):
@@ -201,21 +204,13 @@ def _rows(observations: Observation, num_classes: int, reads_output: bool) -> tu
             received.append(np.round(solved / step) * step)
         if reads_output:
             received.append(np.asarray(holder.first))
-    rows = [np.concatenate(parts, axis=1) for parts in (known, [_flat(part) for part in received])]
-    return np.asarray(seen.index).ravel(), rows[0], rows[1]
+    return index, known, np.concatenate([_flat(part) for part in received], axis=1)
 
 
 def _first_of(index: np.ndarray, *rows: np.ndarray) -> tuple[np.ndarray, ...]:
     """Every sample once, in the order of the ids, with its rows of the first visit."""
     samples, first = np.unique(index, return_index=True)
     return samples, *(part[first] for part in rows)
-
-
-def _check_again(shadow: Observation, again: Observation) -> None:
-    if np.array_equal(np.asarray(shadow.index), np.asarray(again.index)):
-        raise ValueError(
-            "again must be a shadow run in another order than shadow, and has the same samples in each step"
-        )
 
 
 def _flat(steps: ArrayLike) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxleak._base import Observation
-from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of
 from jaxleak.attacks._vertical.vflrecon import NUMBERS, flat_observations
 
 
@@ -45,7 +45,7 @@ class GradientRegression(NamedTuple):
                 a row of `own` is not what the record holds of that sample.
         """
         index, x, gradients = flat_observations(observations)
-        _rows_for(index, own=own)
+        rows_for(index, own=own)
         _own_of_the_record(index, x, own)
         estimate = self.own.predict(own)
         if self.gains:
@@ -100,22 +100,21 @@ def fit_gradient_regression(
     target, width = features[records], shadow.party.x.shape[-1]  # type: ignore[union-attr]
     seen = fit_feature_baseline(rows, target, again=judged, seed=seed)
     beside = fit_feature_baseline(rows[:, :width], target, again=judged[:, :width], seed=seed)
-    gained = beside.errors - seen.errors
-    return GradientRegression(seen, own, float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5))
+    return GradientRegression(seen, own, *gain_of(seen, beside))
 
 
 def _first_visits(run: Observation, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers and rows of the records that the first epoch of a shadow run visits, in the order of the visits."""
     index, *parts = flat_observations(run)
     rows = _directions(*parts)
-    _rows_for(index, features=features)
+    rows_for(index, features=features)
     size = len(index) // len(run.round)
     # A record that was drawn again would be learned in one fold and tested in another.
     first = np.sort(np.unique(index[: len(features) // size * size], return_index=True)[1])
     return index[first], rows[first]
 
 
-def _rows_for(index: np.ndarray, **named: np.ndarray) -> None:
+def rows_for(index: np.ndarray, **named: np.ndarray) -> None:
     """Raise `ValueError` unless an array has a row for every sample that took part."""
     for name, array in named.items():
         if len(array) <= index.max():
