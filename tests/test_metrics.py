@@ -335,7 +335,7 @@ def test_best_match_and_constant_images_refuse_bad_input():
         metrics.mean_color_psnr(np.zeros((2, 3)))
 
 
-@pytest.mark.parametrize("name", sorted(set(metrics.__all__) - {"grey_psnr", "mean_color_psnr"}))
+@pytest.mark.parametrize("name", sorted(set(metrics.__all__) - {"feature_variance", "grey_psnr", "mean_color_psnr"}))
 def test_shape_mismatch_names_both_shapes(name):
     shapes = ((3,), (4,)) if "label" in name else ((2, 4, 4, 1), (2, 4, 4, 3))
     truth, estimate = (np.zeros(shape, np.int64) for shape in shapes)
@@ -458,8 +458,24 @@ class TestFeatures:
         assert metrics.feature_mse(self.TRUTH, self.ESTIMATE, samples) == pytest.approx(1 / 4)
         assert metrics.feature_r2(self.TRUTH, self.ESTIMATE, samples) == pytest.approx(1 - 1 / 8)
 
+    def test_entries_that_do_not_count_change_nothing(self):
+        entries = np.array([[True, True], [True, False], [False, True]])
+        for fill in (0.0, np.nan):  # what stands where a value is missing
+            truth = np.where(entries, self.TRUTH, fill)
+            assert metrics.feature_mse(truth, self.ESTIMATE, entries=entries) == pytest.approx(1 / 4)
+            assert metrics.feature_r2(truth, self.ESTIMATE, entries=entries) == pytest.approx(1 - 1 / 2)
+            assert metrics.feature_mse(truth, self.ESTIMATE, [1, 2], entries=entries) == 0
+            assert metrics.feature_variance(truth, entries=entries) == pytest.approx(2 / 4)
+            assert metrics.feature_variance(truth, [0, 1], entries=entries) == pytest.approx(2 / 3)
+
     def test_what_has_no_score_is_refused(self):
         for score in (metrics.feature_mse, metrics.feature_r2):
+            with pytest.raises(ValueError, match=r"entries must be bool of shape \(3, 2\), got bool of shape \(3, 1\)"):
+                score(self.TRUTH, self.ESTIMATE, entries=np.ones((3, 1), bool))
+            with pytest.raises(ValueError, match=r"entries must be bool of shape \(3, 2\), got int64"):
+                score(self.TRUTH, self.ESTIMATE, entries=np.ones((3, 2), int))
+            with pytest.raises(ValueError, match="entries must leave at least one entry that counts"):
+                score(self.TRUTH, self.ESTIMATE, [0], entries=np.array([[False] * 2, [True] * 2, [True] * 2]))
             with pytest.raises(ValueError, match=r"victims' columns alone, got padded samples of shape \(3, 1, 2\)"):
                 score(self.TRUTH[:, None], self.ESTIMATE[:, None])
             with pytest.raises(ValueError, match="must have one shape"):

@@ -75,7 +75,7 @@ NAMES = {
     """,
     "jaxleak.data": """
         archive assemble_columns assemble_tiles check_classes CLIENT_PARTITIONS ColumnLayout Dataset dirichlet encode
-        feature_columns feature_skew fit_encoding iid image_tiles label_skew load load_table OVERLAPPING
+        feature_columns feature_skew fit_encoding iid image_tiles label_skew load load_table missing_entries OVERLAPPING
         partition_clients partition_features party_slices PUBLISHED quantity_skew sample_digests Table TableEncoding
         TABLES TileLayout
     """,
@@ -93,9 +93,9 @@ NAMES = {
         Recomputed Replayed Simulation TensorNoise
     """,
     "jaxleak.metrics": """
-        balanced_label_accuracy best_match_psnr feature_mse feature_r2 grey_psnr image_scores label_accuracy
-        label_multiset_accuracy lpips match_best match_one_to_one mean_color_psnr mse psnr psnr_channel_peak
-        psnr_up_to_scale psnr_upstream ssim tinted_like
+        balanced_label_accuracy best_match_psnr feature_mse feature_r2 feature_variance grey_psnr image_scores
+        label_accuracy label_multiset_accuracy lpips match_best match_one_to_one mean_color_psnr mse psnr
+        psnr_channel_peak psnr_up_to_scale psnr_upstream ssim tinted_like
     """,
     "jaxleak.models": """
         ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
@@ -151,7 +151,7 @@ NAMES = {
     "jaxleak.study.parties": """
         about_run ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName
         IMAGE_WIDTHS in_report OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of
-        sources_of_parties split_problem SplitCase SplitDefenseName SplitJob SplitJobs SplitProblem SplitSetup
+        sources_of_parties split_problem SplitCase SplitJob SplitJobs SplitProblem SplitSetup
         task_scores THREAT
     """,
     "jaxleak.study.plots": """
@@ -181,7 +181,7 @@ NAMES = {
         STEPS THRESHOLDS training
     """,
     "jaxleak.study.sources": """
-        Arrays arrays_of contents drawn drawn_name form_of samples_in Sources SOURCES_FILE unavailable
+        Arrays arrays_of contents drawn drawn_name form_of own_code samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
         about_defenses about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case

@@ -42,7 +42,7 @@ def test_refused_before_training():
         (SplitCase("breast_cancer", defense="dp_sgd", strength=-1.0), "strength must be >= 0, got -1.0"),
         (SplitCase("breast_cancer", defense="vfl_defender", strength=-0.1), "strength must be >= 0, got -0.1"),
         (SplitCase("breast_cancer", strength=5.0), "defense names none: strength must be 0, got 5.0"),
-        (SplitCase("breast_cancer", defense="hope"), "defense must be one of none, noise"),
+        (SplitCase("breast_cancer", defense="hope"), "defense must be FILE.py:NAME of your own or one of none, noise"),
         (SplitCase("breast_cancer", cipher="rot13"), "cipher must be one of none, plain, ckks"),
         (SplitCase("breast_cancer", cipher="plain", defense="dp_sgd"), "which an interactive layer .* does not give"),
     ):
@@ -240,8 +240,10 @@ def test_options_become_a_case():
 def test_scores_are_those_of_the_samples_that_took_part():
     x = np.arange(24.0).reshape(4, 2, 3)
     model = SimpleNamespace(slices=lambda x: [x[:, 0], x[:, 1]])
-    problem = SimpleNamespace(model=model, victim=SimpleNamespace(x=x, y=np.array([0, 1, 1, 0])))
-    truth = Truth(problem, np.array([[0, 2], [2, 3]]))
+    victim = SimpleNamespace(x=x, y=np.array([0, 1, 1, 0]))
+    truth = Truth(
+        SimpleNamespace(model=model, victim=victim, missing=np.zeros(x.shape, bool)), np.array([[0, 2], [2, 3]])
+    )
     np.testing.assert_array_equal(truth.took_part, [0, 2, 3])
     answer = np.array([0, 1, 0, 0])  # sample 1 is right and did not take part
     scores = truth.label_scores("some", answer)
@@ -260,7 +262,8 @@ def test_scores_are_those_of_the_samples_that_took_part():
 def test_a_regression_is_scored_beside_own_features(monkeypatch):
     shadow, victim = (SimpleNamespace(x=x[:, None]) for x in (np.arange(6.0), np.array([1.0, 3.0])))
     problem = SimpleNamespace(shadow=shadow, victim=victim, own=lambda batch: "own")
-    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate, feature_variance=2.0)
+    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate)
+    truth.gain = lambda error, without: (without - error) / 2
     asked = []
 
     def fit(*given, seed):

@@ -154,6 +154,12 @@ def test_correlations_by_hand():
     constant = correlations({"victims": victims, "estimate": np.zeros_like(victims)}, seed=0)
     assert constant["correlation_reconstructed"] == 0
     assert correlations({"victims": victims[:, :3], "estimate": estimate[:, :3]}, seed=0) == {}
+    spoilt, known = victims.copy(), np.ones(victims.shape, bool)
+    spoilt[::2, 3], known[::2, 3] = 0, False  # missing in every other row
+    found = correlations({"victims": spoilt, "estimate": estimate, "known": known}, seed=0)
+    assert found["correlation_original"] == pytest.approx(1)
+    known[1:] = False
+    assert correlations({"victims": spoilt, "estimate": estimate, "known": known}, seed=0) == {}
 
 
 def test_tables_without_data_end_with_an_error_where_it_is_asked_for(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from experiments._vfl.cells_tables import (
     printed_cells,
 )
 from jaxleak.study.cells import Cell
-from jaxleak.study.parties import FieldName, OptimizerName, SplitCase, SplitDefenseName
+from jaxleak.study.parties import FieldName, OptimizerName, SplitCase
 
 SHARES = (0.05, 0.15, 0.25, 0.5, 0.75)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -143,7 +143,7 @@ def encryption(base: SplitCase) -> Iterator[Cell]:
 
 def defender(base: SplitCase) -> Iterator[Cell]:
     """What VFLDefender costs the task, for every interpretation, threshold and optimiser; no attack runs."""
-    defenses: tuple[SplitDefenseName, ...] = ("vfl_defender_paper", "vfl_defender", "vfl_defender_batch")
+    defenses: tuple[str, ...] = ("vfl_defender_paper", "vfl_defender", "vfl_defender_batch")
     optimizers: tuple[OptimizerName, ...] = ("adam", "sgd")
     for optimizer, defense, threshold, epochs in product(optimizers, defenses, (0.1, 1.0, 4.0), (3, 20)):
         case = replace(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments import _paper
 from jaxleak.study.cells import Cell, score_named
-from jaxleak.study.parties import SplitCase, SplitDefenseName
+from jaxleak.study.parties import SplitCase
 from jaxleak.study.rows import NO_DATA
 
 #: Data specifications by the printed name. BHI and CelebA are not available.
@@ -97,7 +97,7 @@ def table4(base: SplitCase) -> Iterator[Cell]:
 
 #: Rows of Tables V and VI with a defense: the defenses that the row's words may mean, their strengths (None: the
 #: printed variance of the noise), and the suffixes of their cells.
-_DEFENSES: dict[str, tuple[tuple[SplitDefenseName, float | None, str], ...]] = {
+_DEFENSES: dict[str, tuple[tuple[str, float | None, str], ...]] = {
     "noise": (("noise", None, ""), ("noise_gradient", None, "#gradient"), ("noise_cut", None, "#cut")),
     "dp-sgd-eps10": (("dp_sgd", 10.0, ""), ("label_dp", 10.0, "#label-dp")),
     "dp-sgd-eps100": (("dp_sgd", 100.0, ""), ("label_dp", 100.0, "#label-dp")),

@@ -41,7 +41,7 @@ BESIDE_COLUMNS["records"] = lambda row: (
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
     "the samples that took part. Own features alone are what the attacker could say without any gradient. A missing "
-    "value of a numeric column counts as 0, the column's least value."
+    "value of a numeric column is 0, the column's least value, in training, and counts in no error of features."
 )
 
 
@@ -68,6 +68,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     if not args.shadow_init:
         raise ValueError(f"shadow_init must name at least one of {', '.join(party_records.SHADOW_INITS)}")
     names = args.data or DEMO_DATA
+    if args.table and setup.columns:
+        raise ValueError("columns are of --data, and the papers' tables have their own")
     # Everything that may raise an error is checked before anything is trained.
     if not args.table:
         for name in names:

@@ -21,7 +21,16 @@ from jaxleak.data._client_partitions import (
     quantity_skew,
 )
 from jaxleak.data._dataset import Dataset
-from jaxleak.data._encoding import TABLES, Table, TableEncoding, check_classes, encode, fit_encoding, load_table
+from jaxleak.data._encoding import (
+    TABLES,
+    Table,
+    TableEncoding,
+    check_classes,
+    encode,
+    fit_encoding,
+    load_table,
+    missing_entries,
+)
 from jaxleak.data._feature_partitions import partition_features, party_slices
 from jaxleak.data._load import OVERLAPPING, load
 from jaxleak.data._partitions import (
@@ -58,6 +67,7 @@ __all__ = [
     "label_skew",
     "load",
     "load_table",
+    "missing_entries",
     "partition_clients",
     "partition_features",
     "party_slices",

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Columns(NamedTuple):
     categorical: np.ndarray  # (N, F2) int64 codes in the alphabetical order of the texts; a missing value has its own
     y: np.ndarray  # (N,) int64 in [0, C)
     classes: tuple[str, ...]  # the C texts of the labels, in the order of numbers where all are numbers
-    codes: tuple[str, ...] = ()  # names of the categorical columns
+    names: tuple[str, ...] = ()  # names of all columns, numeric ones first
 
 
 def read_columns(spec: str) -> Columns:
@@ -52,25 +52,27 @@ def read_columns(spec: str) -> Columns:
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {', '.join(names)}")
     columns = {name: [row[number].strip() for row in rows] for number, name in enumerate(names)}
     y, classes = _labels(columns.pop(label), label, path)
-    numeric, categorical, codes_of = [], [], []
+    numeric, categorical = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for name, texts in columns.items():
         if name in settings["drop"]:
             continue
         numbers = None if name in settings["categorical"] else _numbers(texts)
         if numbers is not None:
-            numeric.append(numbers)
+            numeric[name] = numbers
             continue
         found, codes = np.unique(["" if _is_missing(text) else text for text in texts], return_inverse=True)
         if len(found) > max(_FEW, len(rows) // 2):
             raise ValueError(
                 f"{path}: column {name!r} {_why_too_many(texts, found)}, or leave the column out by &drop={name}"
             )
-        categorical.append(codes)
-        codes_of.append(name)
+        categorical[name] = codes
     return Columns(
-        _side_by_side(numeric, len(rows), float), _side_by_side(categorical, len(rows), int), y, classes,
-        tuple(codes_of),
-    )  # fmt: skip
+        _side_by_side(numeric, len(rows), float),
+        _side_by_side(categorical, len(rows), int),
+        y,
+        classes,
+        (*numeric, *categorical),
+    )
 
 
 def csv_table(spec: str, n: int | None, seed: int) -> Dataset:
@@ -180,5 +182,5 @@ def _labels(texts: Sequence[str], name: str, path: Path) -> tuple[np.ndarray, tu
     return codes, tuple(found.tolist())
 
 
-def _side_by_side(columns: list[np.ndarray], rows: int, dtype: type) -> np.ndarray:
-    return np.stack(columns, axis=1).astype(dtype) if columns else np.zeros((rows, 0), dtype)
+def _side_by_side(columns: Mapping[str, np.ndarray], rows: int, dtype: type) -> np.ndarray:
+    return np.stack([*columns.values()], axis=1).astype(dtype) if columns else np.zeros((rows, 0), dtype)

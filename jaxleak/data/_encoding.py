@@ -36,7 +36,7 @@ class Table(NamedTuple):
     num_classes: int  # C
     name: str
     classes: tuple[str, ...] = ()  # what the file calls the classes, where it is not 0 ... C-1
-    codes: tuple[str, ...] = ()  # names of the categorical columns, where they have any
+    names: tuple[str, ...] = ()  # names of the features, numeric ones first, where the file names any
 
     @property
     def num_features(self) -> int:
@@ -49,7 +49,8 @@ class Table(NamedTuple):
         missing = int(np.isnan(self.numeric).sum())
         columns = [f"{self.numeric.shape[1]} numeric" + (f" (missing values: {missing})" if missing else "")]
         if count := self.categorical.shape[1]:
-            shown = ", ".join(map(repr, self.codes[:_SHOWN])) + (", ..." if len(self.codes) > _SHOWN else "")
+            codes = self.names[self.numeric.shape[1] :]
+            shown = ", ".join(map(repr, codes[:_SHOWN])) + (", ..." if len(codes) > _SHOWN else "")
             columns.append(f"{count} categorical" + (f" ({shown})" if shown else ""))
         names = self.classes or tuple(map(str, range(self.num_classes)))
         counts = np.bincount(self.y, minlength=self.num_classes)
@@ -91,7 +92,7 @@ marked by `is_categorical` (F,) are codes, or `x_num` (N, F1) with NaN for missi
     if spec.startswith("csv:"):
         found = read_columns(spec)
         table = _table(found.numeric, found.categorical, found.y, spec)
-        return table._replace(classes=found.classes, codes=found.codes)
+        return table._replace(classes=found.classes, names=found.names)
     dataset = load(spec)
     x = dataset.x.mean(axis=-1) if dataset.x.ndim == 4 else dataset.x
     numeric = x.reshape(len(x), -1).astype(np.float64)
@@ -163,6 +164,16 @@ def encode(encoding: TableEncoding, table: Table) -> np.ndarray:
         else:
             blocks.append(codes[:, None] == known)
     return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def missing_entries(encoding: TableEncoding, table: Table) -> np.ndarray:
+    """Which entries of `encode` stand for a missing value: (N, width) bool.
+
+    They are among the numeric columns. A missing category is a category of its own.
+    """
+    absent = np.zeros((len(table.y), sum(map(len, encoding.columns))), bool)
+    absent[:, : len(encoding.numeric)] = np.isnan(table.numeric[:, list(encoding.numeric)])
+    return absent
 
 
 def _scaled(values: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ compare with. NumPy on the host, float64 inside. Values that are not finite in a
 not finite either; what matches images with each other refuses them.
 """
 
-from jaxleak.metrics._features import feature_mse, feature_r2
+from jaxleak.metrics._features import feature_mse, feature_r2, feature_variance
 from jaxleak.metrics._images import (
     grey_psnr,
     mean_color_psnr,
@@ -27,6 +27,7 @@ __all__ = [
     "best_match_psnr",
     "feature_mse",
     "feature_r2",
+    "feature_variance",
     "grey_psnr",
     "image_scores",
     "label_accuracy",

@@ -6,7 +6,9 @@ from numpy.typing import ArrayLike
 from jaxleak.metrics._pairs import pair
 
 
-def feature_mse(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None) -> float:
+def feature_mse(
+    truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None
+) -> float:
     """Mean squared error per feature, of the victims' columns alone.
 
     It says nothing by itself: the variance of the columns is what their means score as an answer; see `feature_r2`.
@@ -17,18 +19,22 @@ def feature_mse(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None
             are not among them.
         estimate: (N, d) the same of an answer's x, in the same unit.
         samples: which samples count: (N,) bool, such as an answer's `answered`, or their numbers; None is all.
+        entries: (N, d) bool, which entries of those samples count; None is all. Leave out values that are missing in
+            the table: what was filled in for them is no truth.
 
     Returns:
-        The mean over the columns and the samples that count, >= 0, in the square of the unit.
+        The mean over the entries that count, >= 0, in the square of the unit.
 
     Raises:
-        ValueError: if the shapes differ or are not (N, d), no sample counts, or one that counts is not finite.
+        ValueError: if the shapes differ or are not (N, d), no entry counts, or one that counts is not finite.
     """
-    truth, estimate = _columns(truth, estimate, samples)
-    return float(np.mean((truth - estimate) ** 2))
+    truth, estimate, counts = _columns(truth, estimate, samples, entries)
+    return float(np.mean((truth - estimate) ** 2, where=counts))
 
 
-def feature_r2(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None) -> float:
+def feature_r2(
+    truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None
+) -> float:
     """Share of the victims' variance that the answer explains: 1 if all is right, 0 for the columns' means.
 
     One minus the squared error over the squared distance from the columns' means, both added up over all columns, so
@@ -38,6 +44,7 @@ def feature_r2(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None 
         truth: (N, d), as `feature_mse` takes it.
         estimate: (N, d), as `feature_mse` takes it.
         samples: (N,) or their numbers, as `feature_mse` takes them.
+        entries: (N, d) bool, as `feature_mse` takes them.
 
     Returns:
         At most 1, and negative for an answer that is worse than the columns' means.
@@ -45,37 +52,62 @@ def feature_r2(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None 
     Raises:
         ValueError: as `feature_mse`, or if no column varies.
     """
-    truth, estimate = _columns(truth, estimate, samples)
-    spread = np.sum((truth - truth.mean(axis=0)) ** 2)
+    truth, estimate, counts = _columns(truth, estimate, samples, entries)
+    spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts)
     if spread == 0:
         raise ValueError("truth must vary over the samples that count: constant columns have no variance to explain")
-    return float(1 - np.sum((truth - estimate) ** 2) / spread)
+    return float(1 - np.sum((truth - estimate) ** 2, where=counts) / spread)
 
 
-def _columns(truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
+def feature_variance(truth: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None) -> float:
+    """The `feature_mse` of the columns' means as an answer, in the square of the columns' unit.
+
+    Args:
+        truth: (N, d), as `feature_mse` takes it.
+        samples: (N,) or their numbers, as `feature_mse` takes them.
+        entries: (N, d) bool, as `feature_mse` takes them.
+
+    Raises:
+        ValueError: as `feature_mse`.
+    """
+    table, _, counts = _columns(truth, truth, samples, entries)
+    return float(np.mean((table - _means(table, counts)) ** 2, where=counts))
+
+
+def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The means (d,) of the entries that count; 0 where no entry of a column does."""
+    return np.sum(table, axis=0, where=counts) / np.maximum(counts.sum(axis=0), 1)
+
+
+def _columns(
+    truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None, entries: ArrayLike | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both arrays (n, d) of the samples that count, and which of their entries do."""
     if np.ndim(truth) == 3:
         raise ValueError(
             "truth must have shape (N, d), the victims' columns alone, got padded samples of shape "
             f"{np.shape(truth)}: take attacks.party_records.victims_features(model, x, party)"
         )
     wanted, found = pair(truth, estimate, axes=2)
-    if samples is None:
-        return _finite(wanted, found)
-    rows = np.asarray(samples)
+    counts = np.ones(wanted.shape, bool) if entries is None else np.asarray(entries)
+    if counts.dtype != bool or counts.shape != wanted.shape:
+        raise ValueError(
+            f"entries must be bool of shape {wanted.shape}, got {counts.dtype} of shape {counts.shape}: say of each "
+            "entry whether it counts"
+        )
+    rows = np.arange(len(wanted)) if samples is None else np.asarray(samples)
     if rows.dtype == bool and rows.shape != (len(wanted),):
         raise ValueError(f"samples must say of each of {len(wanted)} samples whether it counts, got {rows.shape}")
     if not len(wanted[rows]):
         raise ValueError("samples must leave at least one sample that counts")
-    return _finite(wanted[rows], found[rows])
-
-
-def _finite(truth: np.ndarray, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    for name, values in (("truth", truth), ("estimate", estimate)):
-        wrong = np.argwhere(~np.isfinite(values))
+    if not counts[rows].any():
+        raise ValueError("entries must leave at least one entry that counts, of the samples that do")
+    for name, values in (("truth", wanted[rows]), ("estimate", found[rows])):
+        wrong = np.argwhere(~np.isfinite(values) & counts[rows])
         if len(wrong):
             row, column = wrong[0]
             raise ValueError(
                 f"{name} must be finite where samples count, got {values[row, column]} in column {column}; not "
                 f"finite are {len(wrong)} of {values.size} entries"
             )
-    return truth, estimate
+    return wanted[rows], found[rows], counts[rows]

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxleak import data
 from jaxleak._base import PyTree
+from jaxleak._own_files import read_once
 from jaxleak.checkpoint import ConfigMismatchError, fingerprint
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "drawn",
     "drawn_name",
     "form_of",
+    "own_code",
     "samples_in",
     "unavailable",
 ]
@@ -145,6 +147,19 @@ def contents(what: str, path: Path) -> Arrays:
         return {str(file.relative_to(path)): np.frombuffer(file.read_bytes(), np.uint8) for file in files}
 
     return {what: load}
+
+
+def own_code(what: str, spec: str) -> Arrays:
+    """The sources of somebody's own code as they were when they were run.
+
+    Args:
+        what: what the code is, as "attack" or "defense".
+        spec: "FILE.py:NAME".
+    """
+    return {
+        f"the {what} {spec} (its file {file})": functools.partial(np.frombuffer, source, np.uint8)
+        for file, source in read_once(spec).sources.items()
+    }
 
 
 def samples_in(spec: str) -> int:

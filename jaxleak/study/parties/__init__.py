@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         FieldName,
         OptimizerName,
         SplitCase,
-        SplitDefenseName,
         SplitSetup,
     )
     from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from jaxleak.study.parties._truth import correlations
 
 _MODULE_OF = {
-    **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitDefenseName", "SplitSetup"), "_case"),
+    **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitSetup"), "_case"),
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
     **dict.fromkeys(("ATTACK_LABELS", "in_report", "score_name"), "_names"),
     **dict.fromkeys(("draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
@@ -71,7 +70,6 @@ __all__ = [
     "Records",
     "Runs",
     "SplitCase",
-    "SplitDefenseName",
     "SplitJob",
     "SplitJobs",
     "SplitProblem",

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from jaxleak.defenses import SPLIT_DEFENSES
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import about_records, split_problem, whole_table
+from jaxleak.study.parties._split_defense import kind_of_split_defense
 
 #: Categories of a column that are within a fifth of the range of the hash.
 _FEW = 20
@@ -35,7 +35,7 @@ def about_run(case: SplitCase, seed: int) -> str:
         )
     said.append(f"The attackers see {_epochs(case.victim_epochs)} of the real run.")
     if case.defense != "none":
-        defense = SPLIT_DEFENSES[case.defense]
+        defense = kind_of_split_defense(case.defense)
         said.append(
             f"Its defense is {case.defense} of strength {case.strength or defense.default:g} ({defense.unit}). The "
             f"task's accuracies are those after {_epochs(case.task_epochs)}"

@@ -5,19 +5,6 @@ from typing import Literal
 
 from jaxleak import _validate
 
-SplitDefenseName = Literal[
-    "none",
-    "noise",
-    "noise_gradient",
-    "noise_cut",
-    "noise_embedding",
-    "dp_sgd",
-    "label_dp",
-    "marvell",
-    "vfl_defender",
-    "vfl_defender_paper",
-    "vfl_defender_batch",
-]
 OptimizerName = Literal["adam", "sgd", "adadelta"]
 FieldName = Literal["gradient", "outputs", "parameters", "inputs", "differences"]
 
@@ -41,6 +28,9 @@ class SplitSetup:
     if they are fewer."""
     parties: int = 2
     """Parties that share the features."""
+    columns: tuple[str, ...] = ()
+    """Columns of each party by name, as in `age,income job`: the attacker's first. The last party, who has the labels,
+    holds those that nobody is given. Columns without names have numbers from 0, numeric ones first."""
     partition: Literal["auto", "random", "gaussian", "gibbs", "blocks"] = "auto"
     """How the features are divided; auto gives every party a strip of an image, or random columns of a table."""
     optimizer: OptimizerName = "adam"
@@ -58,8 +48,10 @@ class SplitSetup:
     """Cipher of the top model's first layer: none, plain (the encrypted protocol's algebra without ciphertexts), or
     ckks (real ciphertexts). Rows that a table prints for encryption use ckks unless the quicker plain is given.
     """
-    defense: SplitDefenseName = "none"
-    """Defense of the real run. One attacker ignores it, and another one applies it to the shadow run too."""
+    defense: str = "none"
+    """Defense of the real run: none, noise, noise_gradient, noise_cut, noise_embedding, dp_sgd, label_dp, marvell,
+    vfl_defender, vfl_defender_paper, vfl_defender_batch, or FILE.py:NAME, a function of yours that makes one from its
+    strength. One attacker ignores it, and another one applies it to the shadow run too."""
     strength: float = 0.0
     """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
     task_epochs: int = 20
@@ -108,6 +100,7 @@ class SplitCase(SplitSetup):
             "shadow_records",
             "victim_records",
             "parties",
+            "columns",
             "partition",
             "scaling",
             "categories",

@@ -5,11 +5,12 @@ from functools import partial
 import jax
 import numpy as np
 
-from jaxleak import audit, metrics, threats
+from jaxleak import audit, threats
 from jaxleak._base import ProtocolState
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import SplitProblem, rounds_of
+from jaxleak.study.parties._truth import Truth
 
 
 def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int) -> dict[str, float]:
@@ -38,11 +39,9 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
     _, seen = audit.watch(
         problem.victim_protocol, threat, problem.victim, start, key=jax.random.fold_in(key, 1), rounds=rounds
     )
-    known = np.asarray(party_records.victims_features(model, problem.shadow.x, party))
-    truth = np.asarray(party_records.victims_features(model, problem.victim.x, party))
-    took_part = np.unique(np.asarray(seen.index))
-    variance = float(truth[took_part].var(axis=0).mean())
-    scores = {"feature_variance_label_holder": variance}
+    truth = Truth(problem, np.asarray(seen.index), party)
+    known, count = truth.victims(problem.shadow.x), len(problem.victim.y)
+    scores = {"feature_variance_label_holder": truth.feature_variance}
     shadows = {"": problem.shadow_protocol}
     if case.defense != "none":
         shadows["_adaptive"] = problem.adaptive_protocol
@@ -57,11 +56,8 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
         )
         shadow_seen, again = (watch(key=jax.random.fold_in(key, 50 + number))[1] for number in range(2))
         found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, again=again, seed=seed)
-        error, alone = (
-            metrics.feature_mse(truth, predict(seen, len(truth)), took_part)
-            for predict in (found.predict, found.predict_alone)
-        )
+        error, alone = (truth.feature_mse_of(predict(seen, count)) for predict in (found.predict, found.predict_alone))
         scores[f"feature_mse_label_holder{suffix}"] = error
-        scores[f"feature_gain_label_holder{suffix}"] = (alone - error) / max(variance, 1e-12)
+        scores[f"feature_gain_label_holder{suffix}"] = truth.gain(error, alone)
         scores.setdefault("feature_mse_label_holder_alone", alone)
     return scores

@@ -48,8 +48,9 @@ class OwnFeatures(NamedTuple):
         """What a figure shows beside the attack: own features, victims' features, and the tuned regression's answer."""
         if self.features is None:
             return {}
-        own = truth.problem.own(truth.problem.victim)
+        own, known = truth.problem.own(truth.problem.victim), truth.known[truth.took_part]
         return {
+            **({} if known.all() else {"known": known}),
             "own": own[truth.took_part],
             "victims": truth.victims(truth.problem.victim.x)[truth.took_part],
             "baseline": self.features.predict(own)[truth.took_part],

@@ -94,11 +94,13 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
 
 def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     figure, panels = plots.subplots(1, 2, size=(9, 4.4))
-    true = arrays["victims"].ravel()
+    victims = arrays["victims"]
+    known = arrays.get("known", np.ones(victims.shape, bool))
+    true = victims[known]
     # The colours mean the same in both panels.
-    most = max(np.histogram2d(true, np.clip(arrays[key].ravel(), 0, 1), _BINS, _UNIT)[0].max() for key in _RECOVERED)
+    most = max(np.histogram2d(true, np.clip(arrays[key][known], 0, 1), _BINS, _UNIT)[0].max() for key in _RECOVERED)
     for axes, (key, title) in zip(panels, _RECOVERED.items(), strict=True):
-        found = arrays[key].ravel()
+        found = arrays[key][known]
         cells = axes.hist2d(
             true, np.clip(found, 0, 1), bins=_BINS, range=_UNIT, norm="log", vmin=1, vmax=most, cmap="Blues", cmin=1
         )[-1]
@@ -107,7 +109,7 @@ def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         axes.set_xlabel("true value of the feature")
     panels[0].set_ylabel("recovered value of the feature")
     figure.colorbar(cells, ax=panels, label="number of features in a cell")
-    variance = arrays["victims"].var(axis=0).mean()
+    variance = metrics.feature_variance(victims, entries=known)
     figure.suptitle(
         f"Right values lie on the dotted line. Always answering a feature's mean has an error of {variance:.4f}.",
         fontsize=10,

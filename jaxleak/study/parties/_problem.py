@@ -10,16 +10,13 @@ import optax
 
 from jaxleak import _validate, data, models, protocols, threats
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
+from jaxleak._own_files import is_own
 from jaxleak.attacks import adaptive
-from jaxleak.defenses import SPLIT_DEFENSES, Defense, SplitRun, split_defense
-from jaxleak.study.parties._case import (
-    SHADOW_RECORDS,
-    VICTIM_RECORDS,
-    OptimizerName,
-    SplitCase,
-    SplitDefenseName,
-)
-from jaxleak.study.sources import Arrays
+from jaxleak.defenses import Defense, SplitRun
+from jaxleak.study.parties._case import SHADOW_RECORDS, VICTIM_RECORDS, OptimizerName, SplitCase
+from jaxleak.study.parties._named_columns import named_parts
+from jaxleak.study.parties._split_defense import defense_of
+from jaxleak.study.sources import Arrays, own_code
 
 #: Optimizers by name. The paper gives the learning rate of Adam only.
 OPTIMIZERS: dict[OptimizerName, Any] = {
@@ -46,6 +43,7 @@ class SplitProblem(NamedTuple):
     adaptive_protocol: Protocol  # protocol of the shadow run of an attacker who knows the victim's defense
     victim_protocol: Protocol  # protocol of the real run
     columns: tuple[np.ndarray, ...]  # numbers of every party's features in the table, numeric ones first
+    missing: np.ndarray  # which of the victim's entries (N, P, max d_p) are missing in the table, and are 0 in x
 
     @property
     def own_width(self) -> int:
@@ -59,7 +57,8 @@ class SplitProblem(NamedTuple):
     def without_truth(self) -> "SplitProblem":
         """The set-up that the attacker has: the real run's records hold its own features, and zeros for all else."""
         own = jnp.zeros_like(self.victim.x).at[:, ADVERSARY].set(self.victim.x[:, ADVERSARY])
-        return self._replace(victim=self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y)))
+        victim = self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y))
+        return self._replace(victim=victim, missing=np.zeros_like(self.missing))
 
 
 class Records(NamedTuple):
@@ -134,10 +133,15 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     shadow_rows, victim_rows = rows[: count.shadow], rows[count.shadow : count.shadow + count.victim]
     encoding = data.fit_encoding(table, shadow_rows, scaling=case.scaling, categories=case.categories)
     x = data.encode(encoding, table)
-    first = np.array([own[0] for own in encoding.columns])
-    parts = _parts(case, encoding, x[shadow_rows][:, first], seed)
+    kept = _in_table(encoding, table)
+    if case.columns:
+        parts = named_parts(case, table, kept)
+    else:
+        first = np.array([own[0] for own in encoding.columns])
+        parts = _parts(case, encoding, x[shadow_rows][:, first], seed)
     columns = [np.concatenate([encoding.columns[feature] for feature in part]) for part in parts]
     slices = data.party_slices(x, columns)
+    missing = data.party_slices(data.missing_entries(encoding, table), columns).astype(bool)
 
     def batch(rows: np.ndarray) -> Batch:
         return Batch(jnp.asarray(slices[rows]), jnp.asarray(table.y[rows]), jnp.arange(len(rows), dtype=jnp.int32))
@@ -156,24 +160,26 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         _protocol(*shared, count.shadow, shadow_cipher, ()),
         _informed(*shared, count.shadow, shadow_cipher, defenses),
         _protocol(*shared, count.victim, case.cipher, defenses),
-        _numbers_of(encoding, parts, table.numeric.shape[1]),
+        tuple(kept[part] for part in parts),
+        missing[victim_rows],
     )
 
 
-def _numbers_of(encoding: data.TableEncoding, parts: tuple[np.ndarray, ...], numeric: int) -> tuple[np.ndarray, ...]:
-    """Numbers of the parties' features in a table with `numeric` numeric columns; constant columns were dropped."""
-    kept = np.array([*encoding.numeric, *(numeric + column for column in encoding.categorical)], int)
-    return tuple(kept[part] for part in parts)
+def _in_table(encoding: data.TableEncoding, table: data.Table) -> np.ndarray:
+    """Numbers of the encoded features in the table, numeric ones first; constant columns were dropped."""
+    numeric = table.numeric.shape[1]
+    return np.array([*encoding.numeric, *(numeric + column for column in encoding.categorical)], int)
 
 
 def sources_of_parties(case: SplitCase) -> Arrays:
-    """All rows of the table, whatever the seed: the encoding and the draw depend on all of them."""
+    """All rows of the table, whatever the seed, since encoding and draw depend on them; and a defense's file."""
 
     def load() -> dict[str, np.ndarray]:
         table = whole_table(case.data)
         return {"numeric": table.numeric, "categorical": table.categorical, "y": table.y}
 
-    return {f"the data {case.data} (all rows)": load}
+    own = own_code("defense", case.defense) if is_own(case.defense) else {}
+    return {f"the data {case.data} (all rows)": load, **own}
 
 
 def rounds_of(batch: Batch, batch_size: int, epochs: int) -> int:
@@ -254,9 +260,8 @@ def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.
 
 
 @lru_cache
-def _defenses(name: SplitDefenseName, strength: float, run: SplitRun) -> tuple[Defense, ...]:
-    _validate.one_of(("none", *SPLIT_DEFENSES), defense=name)
-    return () if name == "none" else (split_defense(name, strength, run),)
+def _defenses(name: str, strength: float, run: SplitRun) -> tuple[Defense, ...]:
+    return () if name == "none" else (defense_of(name, strength, run),)
 
 
 @lru_cache

@@ -1,6 +1,9 @@
 """Scores of a vertical run against the truth, and regressions of features on cut gradients."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import metrics
@@ -10,18 +13,27 @@ from jaxleak.study.parties._problem import ADVERSARY, SplitProblem
 
 
 class Truth:
-    """Scores over the samples that took part in the run; nothing here reaches an attack."""
+    """Scores over the samples that took part in the run; nothing here reaches an attack.
 
-    def __init__(self, problem: SplitProblem, index: np.ndarray):
-        """Keep the truth; `index` (rounds, batch) has the numbers of the samples that took part."""
+    Values that are missing in the table count in no score of features.
+    """
+
+    def __init__(self, problem: SplitProblem, index: np.ndarray, party: int = ADVERSARY):
+        """Keep the truth; `index` (rounds, batch) has the numbers of the samples that took part, `party` attacks."""
         self.problem = problem
         self.index = index
+        self.party = party
         self.took_part = np.unique(self.index)
         self.y = np.asarray(problem.victim.y)[self.took_part]
 
     def victims(self, x: jax.Array) -> np.ndarray:
-        """The features (N, sum of the victims' d_p) of all parties but the adversary, side by side."""
-        return np.asarray(party_records.victims_features(self.problem.model, x, ADVERSARY))
+        """The features (N, sum of the victims' d_p) of all parties but the attacker, side by side."""
+        return np.asarray(party_records.victims_features(self.problem.model, x, self.party))
+
+    @functools.cached_property
+    def known(self) -> np.ndarray:
+        """Which of the victims' features (N, sum of their d_p) are not missing."""
+        return ~self.victims(jnp.asarray(self.problem.missing))
 
     def label_scores(self, attack: str, labels: np.ndarray) -> dict[str, float]:
         """Share of an attack's `labels` (N,) that are the true ones, and the mean of that share over the classes."""
@@ -41,8 +53,8 @@ class Truth:
 
     @property
     def feature_variance(self) -> float:
-        """The error of the features' means as an answer: the mean over the features of their variances."""
-        return float(self.victims(self.problem.victim.x)[self.took_part].var(axis=0).mean())
+        """The error of the features' means as an answer."""
+        return metrics.feature_variance(self.victims(self.problem.victim.x), self.took_part, entries=self.known)
 
     def feature_mse(self, x: jax.Array) -> float:
         """Mean squared error, in the victims' features, of padded samples (N, P, max d_p)."""
@@ -50,7 +62,12 @@ class Truth:
 
     def feature_mse_of(self, estimate: np.ndarray) -> float:
         """Mean squared error of an estimate (N, sum of the victims' d_p) of the victims' features."""
-        return metrics.feature_mse(self.victims(self.problem.victim.x), estimate, self.took_part)
+        truth = self.victims(self.problem.victim.x)
+        return metrics.feature_mse(truth, estimate, self.took_part, entries=self.known)
+
+    def gain(self, error: float, without: float) -> float:
+        """By which share of the variance an `error` is less than the one `without` what is to be judged."""
+        return (without - error) / max(self.feature_variance, 1e-12)
 
 
 def regression_scores(
@@ -81,7 +98,7 @@ def regression_scores(
     error, without = (truth.feature_mse_of(answer) for answer in (found.predict(seen, own), known.predict(own)))
     return {
         "feature_mse_regression_shared": error,
-        "feature_gain_regression_shared": (without - error) / max(truth.feature_variance, 1e-12),
+        "feature_gain_regression_shared": truth.gain(error, without),
     }
 
 
@@ -132,20 +149,26 @@ def correlations(arrays: dict[str, np.ndarray], seed: int, shown: int = 10) -> d
     """Pearson correlations between drawn features (VFLRecon, Fig. 6): one pair, and the error over all pairs.
 
     Args:
-        arrays: the true features `victims` and their reconstruction `estimate`, (n, d) each.
+        arrays: the true features `victims` and their reconstruction `estimate`, (n, d) each, and where values are
+            missing which are `known`; only samples whose drawn features are all known count.
         seed: random seed of the drawn features.
         shown: number of features that are drawn, or all if there are fewer.
 
     Returns:
         `correlation_original` and `correlation_reconstructed` of the third and the fourth drawn feature, and
         `correlation_error`, the mean absolute difference over all pairs. A feature whose answer is constant counts as
-        uncorrelated. The dict is empty for d < 4, and if no features were reconstructed.
+        uncorrelated. The dict is empty for d < 4, for fewer than two samples that count, and if no features were
+        reconstructed.
     """
     if "estimate" not in arrays or (width := arrays["victims"].shape[1]) < 4:
         return {}
     chosen = np.sort(np.random.default_rng(seed).permutation(width)[:shown])
+    rows = arrays.get("known", np.ones((1, width), bool))[:, chosen].all(axis=1)
+    rows = np.broadcast_to(rows, len(arrays["victims"]))
+    if rows.sum() < 2:
+        return {}
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = [np.nan_to_num(np.corrcoef(arrays[name][:, chosen].T)) for name in ("victims", "estimate")]
+        found = [np.nan_to_num(np.corrcoef(arrays[name][rows][:, chosen].T)) for name in ("victims", "estimate")]
     pairs = np.triu_indices(len(chosen), 1)
     return {
         "correlation_original": float(found[0][2, 3]),

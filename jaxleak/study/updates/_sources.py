@@ -1,13 +1,8 @@
 """What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
 
-import functools
-
-import numpy as np
-
 from jaxleak import data
-from jaxleak._own_files import read_once
 from jaxleak.attacks import presets
-from jaxleak.study.sources import Arrays, contents, drawn, form_of
+from jaxleak.study.sources import Arrays, contents, drawn, form_of, own_code
 from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
 from jaxleak.study.updates._own_model import files_of_own_model
 from jaxleak.study.updates._public_data import public_images
@@ -34,7 +29,7 @@ def sources_of_client(case: Case) -> Arrays:
     """
     found = {} if case.weights is None else dict(contents(f"the weights {case.weights}", case.weights))
     if case.defense is not None and case.own_defense:
-        found |= _code("defense", case.defense)
+        found |= own_code("defense", case.defense)
     if case.own_model:
         found |= files_of_own_model(case, *form_of(case.data))
     return found
@@ -42,12 +37,4 @@ def sources_of_client(case: Case) -> Arrays:
 
 def sources_of_attack(case: Case) -> Arrays:
     """The file of the case's attack if it is somebody's own, and what it imports from its folder."""
-    return _code("attack", case.attack) if case.own_attack else {}
-
-
-def _code(what: str, spec: str) -> Arrays:
-    """The sources of an attack or a defense as they were when they were run."""
-    return {
-        f"the {what} {spec} (its file {file})": functools.partial(np.frombuffer, source, np.uint8)
-        for file, source in read_once(spec).sources.items()
-    }
+    return own_code("attack", case.attack) if case.own_attack else {}
