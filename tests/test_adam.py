@@ -110,6 +110,7 @@ def client():
     return model, variables, batch, gradient, sent
 
 
+@pytest.mark.slow
 def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client):
     model, variables, batch, _, sent = client
     share, settings = protocols.ClientShare(model), presets.fedleak(400)

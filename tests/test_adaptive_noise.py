@@ -212,6 +212,7 @@ def test_who_knows_large_noise_is_not_misled_by_it():
     assert natural > weak + 3
 
 
+@pytest.mark.slow
 def test_the_likelihood_of_little_noise_does_not_drown_the_prior():
     """It would lead the search to an image of noise first, from which the prior finds no way back."""
     model = models.build("convnet", (8, 8, 1), 10, channels=(8,), strides=(2,))

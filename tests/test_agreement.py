@@ -125,6 +125,7 @@ def test_what_is_undetermined_stands_beside_its_agreement():
     assert list(compared(second._replace(undetermined=None))) == ["agreement"]
 
 
+@pytest.mark.slow
 def test_rivals_are_asked_for_where_a_gradient_is_matched():
     """One image behind an MLP, which a short search matches, and its update leaves nothing open."""
     case = Case(data="digits", model="mlp", pool=8, batch_size=1, iterations=150, restarts=2, labels="given")

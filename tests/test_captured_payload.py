@@ -75,6 +75,7 @@ def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, attacked):
     assert config["data"] == f"not known: images behind the captured update {arguments['payload']}"
 
 
+@pytest.mark.slow
 def test_two_starts_give_an_agreement_without_a_truth(arguments, tmp_path):
     two = {**arguments, "case": replace(arguments["case"], restarts=2)}
     scores = invert.main(invert.Args(**two, out=tmp_path))

@@ -22,6 +22,7 @@ def test_a_right_update_passes(plain, normalised):
         assert {finding.status for finding in client.check()} <= {"passed", "not applicable"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("images", "options"),
     [

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from slowness import slow_among
 
 from jaxleak import models
 from jaxleak.models._densenet import densenet121
@@ -164,6 +163,7 @@ def test_stems_and_stages_halve_where_their_papers_do(factory, stem, sides):
     assert out.features.shape == (1, 8 if factory is models.resnet else 4)
 
 
+@pytest.mark.slow
 def test_tokens_and_positions_start_from_a_narrow_normal():
     params = vit((16, 16, 1), 3, width=400, depth=1, heads=1, init="wide_uniform").init(jax.random.key(0))["params"]
     for name in ("class_token", "position"):
@@ -187,7 +187,8 @@ def test_a_batch_of_one_or_two_numbers_joins_the_running_variance(count):
     np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("stem", slow_among(MOBILENET, ("large",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", MOBILENET)
 def test_mobilenet_halves_where_its_paper_does(stem):
     side, expected = MOBILENET[stem]
     _, _, out = _shapes("mobilenet_v2", (side, side, 3), 7)

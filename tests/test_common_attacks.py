@@ -306,7 +306,7 @@ VARIANTS = (
     "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog", "epoch_copies",
     "cafe_single", "cafe_ordinal", "inversion_inverting_gradients", "inversion_any_loss", "inversion_sapag",
     "cafe_iclr", "inversion_bayes", "sapag", "inversion_fedleak_paper", "cafe_cosine", "cosine_tv", "bn_regularizer",
-    "cafe_upstream", "inversion_fedleak",
+    "cafe_upstream", "inversion_fedleak", "dlg",
 )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import reference
 from flax import nnx
-from slowness import slow_among
 
 from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
 from jaxleak.attacks import presets
@@ -114,7 +113,8 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_among(ATTACKS, ("fedleak", "inverting_gradients")))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_takes_the_same_first_steps_through_the_door(convnets, name):
     built_in, twin, variables = convnets
     settings, steps, count = ATTACKS[name]

@@ -98,6 +98,7 @@ def test_ridge_is_ridge(model, extractor, features, options, ridge):
     np.testing.assert_allclose(mean_x, x.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_slices_come_back_from_ridge_and_from_grey(invert, features, truth, from_ridge):
     from_grey = invert(features(truth), jnp.full_like(truth, 0.5), QUICK)
     for result, share in ((from_ridge, 0.7), (from_grey, 0.5)):

@@ -87,6 +87,7 @@ def strict():
     return client_updates.train_generator(jax.random.key(0), images, 2, kl=30.0, **options)
 
 
+@pytest.mark.slow
 def test_the_divergence_keeps_codes_near_the_normal_distribution(strict):
     np.testing.assert_allclose(strict.mean, 0, atol=0.05)
     np.testing.assert_allclose(strict.scale, 1, atol=0.02)

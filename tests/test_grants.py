@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import test_common_attacks as common
+from slowness import slow_among
 
 from jaxleak import audit, models, protocols, threats
 from jaxleak._base import Batch, Observation
@@ -106,7 +107,9 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, *handed)
 
 
-@pytest.mark.parametrize("name", sorted(common.OTHER_SETTINGS))
+@pytest.mark.parametrize(
+    "name", slow_among(sorted(common.OTHER_SETTINGS), ("inversion_ggl", "inversion_fedleak_upstream"))
+)
 def test_a_grant_that_an_attack_misses_is_named(name):
     """As `test_common_attacks` has it of attacks that it ran; these run there with -m slow only."""
     case = common.CASES[name]

@@ -127,7 +127,7 @@ def repeated(x):
     return jnp.repeat(x, 3, axis=-1)
 
 
-@pytest.mark.parametrize("before", [padded, repeated])
+@pytest.mark.parametrize("before", [padded, pytest.param(repeated, marks=pytest.mark.slow)])
 def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
     """The first dense layer shows them by a row of zeros, also where it reads the image padded or repeated."""
     size = before(jnp.zeros((1, SIDE, SIDE, 1))).size

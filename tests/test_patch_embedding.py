@@ -196,6 +196,7 @@ def of_one_logit():
     return model, model.init(jax.random.key(0)), jax.jit(protocols.ClientShare(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_label_of_one_logit_is_exact(label, of_one_logit):
     model, variables, share = of_one_logit

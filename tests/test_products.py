@@ -46,7 +46,9 @@ def test_on_a_cpu_nothing_is_set():
     assert getattr(jax.config, SETTING) is None
 
 
-@pytest.mark.parametrize(("setting", "said"), [("tensorfloat32", 1), ("float32", 0)])
+@pytest.mark.parametrize(
+    ("setting", "said"), [("tensorfloat32", 1), pytest.param("float32", 0, marks=pytest.mark.slow)]
+)
 def test_an_audit_says_that_its_products_are_rounded(on_a_gpu, setting, said):
     jax.config.update(SETTING, setting)
     model = BUILD["a network"]()

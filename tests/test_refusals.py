@@ -228,6 +228,7 @@ class TestMemory:
         assert re.search(r"GB, 20 GB are free; --width \(now 1000000\) lowers it", ended("defenses", *options))
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     def test_what_runs_is_not_refused(self, monkeypatch):
         """The bound is below what the attack needs, as XLA says once it has compiled it."""
         needs, bounds = [], []

@@ -276,6 +276,7 @@ class TestFiles:
         again.keep_log_before(round=2)
         assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").open()] == [1, 2]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("small_disk", [256], indirect=True)  # room for two checkpoints, once the ballast is gone
     def test_a_full_disk_is_told_in_one_line_per_file_and_leaves_what_was_there(self, small_disk):
         """A disk that is really full, or files that may not grow beyond 8 kB for a while, which reads the same.

@@ -6,7 +6,6 @@ import subprocess
 
 import jax
 import pytest
-from slowness import slow_but
 from tiny_studies import TINY, Killed, killed, studies, write_images  # noqa: F401
 
 from experiments import cafe_scale, invert
@@ -26,7 +25,8 @@ from jaxleak.study.updates import sources_of_update
 STUDIES = ("cafe_tables", "cafe_scale, exact", "cafe_scale, nested")
 
 
-@pytest.mark.parametrize("name", slow_but(STUDIES, ("cafe_tables",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
 def test_changed_data_are_refused_by_name_and_nothing_is_lost(studies, name):  # noqa: F811
     studies.draw(name, 0)
     studies.run(name)

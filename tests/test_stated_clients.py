@@ -31,6 +31,7 @@ def summing():
     return model, variables, np.asarray(x), np.asarray(y), after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_client_that_sums_its_loss_is_simulated_with_its_own_steps(summing, steps):
     model, variables, x, y, after = summing

@@ -36,6 +36,7 @@ def _after_momentum(model, variables, batch, momentum, rate=0.01):
     return capture.as_update(difference, kind="difference", learning_rate=rate, local_steps=3, batch_size=4)
 
 
+@pytest.mark.slow
 def test_counts_of_labels_are_not_claimed_of_an_update_with_momentum(client):
     model, variables, batch = client
     counts = np.bincount(batch.y, minlength=10)

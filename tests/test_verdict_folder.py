@@ -40,6 +40,7 @@ def test_a_search_stops_with_its_budget_and_goes_on(tmp_path, monkeypatch):
         audit.update(model, variables, gradient, minutes=1, seed=1, **options)
 
 
+@pytest.mark.slow
 def test_another_network_with_the_same_weights_is_another_audit(perceptron, tmp_path):
     model, variables, _, gradient = perceptron
     audit.update(model, variables, gradient, batch_size=1, out=tmp_path)

@@ -13,6 +13,7 @@ from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
 
 
+@pytest.mark.slow
 def test_a_truth_without_labels_changes_nothing_but_scores(perceptron):
     model, variables, batch, gradient = perceptron
     plain = audit.update(model, variables, gradient, batch_size=1)

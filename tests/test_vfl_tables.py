@@ -264,6 +264,7 @@ def test_the_paper_file_names_no_text():
     json.dumps(_paper.tables("vflrecon"))
 
 
+@pytest.mark.slow
 def test_a_completed_bottom_model_reads_labels_that_it_was_trained_for():
     case = dataclasses.replace(
         TINY, shadow_records=150, victim_records=240, task_epochs=5, defense="noise", strength=1.0
