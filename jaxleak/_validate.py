@@ -5,7 +5,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -231,6 +231,16 @@ def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     if values.max(initial=0) > LARGEST_PIXEL and values.min() >= 0 and (values == np.round(values)).all():
         raise ValueError(
             f"x of a batch must hold pixels in [0, 1], got whole numbers up to {values.max():.4g}: divide by 255"
+        )
+
+
+def variables(tree: Any) -> None:
+    """Raise `ValueError` unless the tree is a model's variables, {"params": ..., "batch_stats": ...}."""
+    if not isinstance(tree, Mapping) or "params" not in tree:
+        held = f"a dict of {', '.join(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
+        raise ValueError(
+            'variables must be {"params": ..., "batch_stats": ...}, as the init of a model gives them, not the '
+            f"parameters alone; got {held}"
         )
 
 

@@ -337,6 +337,38 @@ def test_an_answer_of_other_shapes_is_refused_before_a_step_is_taken(changed, me
         audit.invert(attack, seen, audit.template_of(PRIVATE), key=KEY, iterations=1, restarts=restarts)
 
 
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda key, state, seen: state["best"], r"\(state, info\), where info is a dict, got an array"),
+        (lambda key, state, seen: (state, jnp.zeros(())), "got info of type"),
+        (lambda key, state, seen: (state, {}, {}), "got 3 values"),
+        (lambda key, state, seen: ((state, state), {}), "a state of the structure that it got"),
+        (lambda key, state, seen: ({"best": state["best"][:1]}, {}), r"floating of shape \(6,\) became .* \(1,\)"),
+        (lambda key, state, seen: ({"best": state["best"].astype(int)}, {}), "floating of .* became integer"),
+        (lambda key, state, seen: (state, {"loss": state["best"]}), r"scalars as info, got 'loss' of shape \(6,\)"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_what_a_step_gives_is_looked_at_while_it_is_traced(step, message, restarts):
+    attack = TOY.attack._replace(init=lambda key, template: {"best": jnp.zeros(6)}, step=step)
+    attack = attack._replace(
+        reconstruct=lambda state, seen: Reconstruction(
+            jnp.zeros((6, 1, 3)), jnp.zeros(6, jnp.int32), state["best"], jnp.ones(6, bool)
+        )
+    )
+    seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
+    with pytest.raises(ValueError, match=message):
+        audit.invert(attack, seen, audit.template_of(PRIVATE), key=KEY, iterations=1, restarts=restarts)
+
+
+def test_an_answer_that_is_no_reconstruction_is_refused():
+    attack = TOY.attack._replace(reconstruct=lambda state, seen: jnp.zeros((6, 1, 3)))
+    seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
+    with pytest.raises(ValueError, match=r"must return a jaxleak\.Reconstruction, got an array"):
+        audit.invert(attack, seen, audit.template_of(PRIVATE), key=KEY, iterations=1)
+
+
 def test_whoever_asks_a_finished_checkpoint_is_told(tmp_path, caplog):
     seen = Observation(jnp.zeros((), jnp.int32), payload={"w": jnp.ones(3)})
     for _ in range(2):

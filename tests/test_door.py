@@ -11,7 +11,7 @@ import pytest
 import reference
 from flax import nnx
 
-from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
+from jaxleak import Batch, Observation, _tree, attacks, audit, capture, models, protocols
 from jaxleak.attacks import presets
 from jaxleak.models._door import program
 from jaxleak.models._door.flax import drawn
@@ -523,3 +523,19 @@ def test_the_layer_of_a_leaf_is_all_but_its_last_name(leaf, layer):
 )
 def test_a_constant_of_one_number_is_that_number(constant, number):
     assert program.uniform(constant) == number
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, params, batch: model.apply(params, batch.x[:, 0]),
+        lambda model, params, batch: protocols.ClientShare(model)(params, batch),
+        lambda model, params, batch: audit.update(model, params, params, batch_size=1),
+        lambda model, params, batch: audit.check_update(protocols.ClientShare(model), params, params, batch_size=1),
+    ],
+    ids=["apply", "ClientShare", "update", "check_update"],
+)
+def test_parameters_alone_are_no_variables(perceptron, call):
+    model, variables, batch, _ = perceptron
+    with pytest.raises(ValueError, match=r"^variables must be .*not the parameters alone; got a dict of dense_0"):
+        call(model, variables["params"], batch)

@@ -14,7 +14,7 @@ from jaxleak import _identity, _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Transcript
 from jaxleak._memory import within_memory
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
-from jaxleak.audit._restarts import best_restart, start_trials, step_trials
+from jaxleak.audit._restarts import best_restart, start_trials, step_of, step_trials
 from jaxleak.audit._rounds import template_of
 from jaxleak.checkpoint import Checkpoints
 
@@ -163,6 +163,9 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
 
 def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> None:
     """Refuse an answer that would be broadcast, or taken for that of other samples."""
+    if not isinstance(answers, Reconstruction):
+        said = "an array" if isinstance(answers, jax.ShapeDtypeStruct) else type(answers).__name__
+        raise ValueError(f"reconstruct of the attack must return a jaxleak.Reconstruction, got {said}")
     shapes = {name: getattr(getattr(answers, name), "shape", None) for name in ("x", "y", "score", "answered")}
     own = {name: shape if shape is None or restarts == 1 else shape[1:] for name, shape in shapes.items()}
     # An attack on one batch answers for its samples, whose number it was made for.
@@ -244,7 +247,7 @@ def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Arr
     def in_batches(keys: jax.Array, states: PyTree, seen: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
         # Batches of trials one after the other, each vmapped: on CPU this is faster than all at once.
         return jax.lax.map(
-            lambda trial: trials.attack.step(trial[0], trial[1], seen), (keys, states), batch_size=trials.microbatch
+            lambda trial: step_of(trials.attack, trial[0], trial[1], seen), (keys, states), batch_size=trials.microbatch
         )
 
     if trials.mesh is None:

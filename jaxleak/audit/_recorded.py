@@ -9,6 +9,7 @@ import numpy as np
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
 from jaxleak.audit._private import check_private
+from jaxleak.audit._restarts import step_of
 from jaxleak.audit._rounds import template_of
 from jaxleak.threats import Threat, view
 
@@ -85,7 +86,7 @@ def _replayed(attack: Attack) -> Callable[..., tuple[PyTree, dict[str, jax.Array
     @jax.jit
     def replayed(state: PyTree, observations: Observation, key: jax.Array) -> tuple[PyTree, dict[str, jax.Array]]:
         def one_round(state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, jax.Array]]:
-            return attack.step(jax.random.fold_in(key, observation.round), state, observation)
+            return step_of(attack, jax.random.fold_in(key, observation.round), state, observation)
 
         return jax.lax.scan(one_round, state, observations)
 

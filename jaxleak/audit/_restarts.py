@@ -1,6 +1,8 @@
 """Several trials of one attack: the randomness of each, and the best of their answers."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +47,50 @@ def step_trials(
         together: steps all of several trials, from their keys (restarts,), states and the observation; None vmaps.
     """
     if restarts == 1:
-        new, info = attack.step(key, states, observation)
+        new, info = step_of(attack, key, states, observation)
     else:
-        step = jax.vmap(attack.step, in_axes=(0, 0, None)) if together is None else together
+        step = jax.vmap(functools.partial(step_of, attack), in_axes=(0, 0, None)) if together is None else together
         new, info = step(trial_keys(key, restarts), states, observation)
     return of_types(new, states), info
+
+
+def step_of(attack: Attack, key: jax.Array, state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, Any]]:
+    """One step of an attack, whose shapes are looked at while it is traced.
+
+    Raises:
+        ValueError: if it does not give a state like the one that it got, and a dict of scalars.
+    """
+    made = attack.step(key, state, observation)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        raise ValueError(f"step of the attack must return (state, info), where info is a dict, got {_told(made)}")
+    new, info = made
+    if jax.tree.structure(new) != jax.tree.structure(state):
+        raise ValueError(
+            f"step of the attack must return a state of the structure that it got, {jax.tree.structure(state)}, got "
+            f"{jax.tree.structure(new)}"
+        )
+    for was, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
+        if _form(was) != _form(leaf):
+            raise ValueError(
+                f"step of the attack must keep shapes and dtypes of its state: {_form(was)} became {_form(leaf)}"
+            )
+    for name, leaf in info.items():
+        if jnp.shape(leaf):
+            raise ValueError(f"step of the attack must return scalars as info, got {name!r} of shape {jnp.shape(leaf)}")
+    return new, dict(info)
+
+
+def _told(made: Any) -> str:
+    if not isinstance(made, tuple):
+        return "an array" if isinstance(made, jax.Array) else type(made).__name__
+    return f"info of type {type(made[1]).__name__}" if len(made) == 2 else f"{len(made)} values"
+
+
+def _form(leaf: Any) -> str:
+    """Shape and kind of dtype: `of_types` makes 64-bit numbers those of the state again."""
+    dtype = jnp.asarray(leaf).dtype
+    kind = next((kind.__name__ for kind in (jnp.floating, jnp.integer) if jnp.issubdtype(dtype, kind)), str(dtype))
+    return f"{kind} of shape {jnp.shape(leaf)}"
 
 
 def of_types(new: PyTree, old: PyTree) -> PyTree:

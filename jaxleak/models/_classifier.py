@@ -22,7 +22,7 @@ BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
 
 
 class Outputs(NamedTuple):
-    """One forward pass."""
+    """What `Classifier.apply` gives for one batch."""
 
     logits: jax.Array  # (B, C)
     features: jax.Array  # (B, F), the inputs of the last dense layer

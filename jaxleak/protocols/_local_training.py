@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxleak import _validate
 from jaxleak._base import BatchNormMode, Loss, PyTree
 from jaxleak._steps import weight_of_steps
 from jaxleak.models import Classifier
@@ -24,6 +25,8 @@ def gradient_of(
     sharpness: jax.Array | float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """The loss's gradient on one batch x (B, H, W, channels), y (B,), and the running statistics after it."""
+
+    _validate.variables(variables)
 
     def mean_loss(weights: PyTree) -> tuple[jax.Array, PyTree]:
         out = model.apply({**variables, "params": weights}, x, mode=batch_norm, sharpness=sharpness)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._observed import check_shapes
@@ -35,7 +36,11 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
 
     Returns:
         One finding each. If names, shapes or values fail, no other check can be made.
+
+    Raises:
+        ValueError: if the variables are no model's.
     """
+    _validate.variables(variables)
     try:
         check_shapes(payload, variables)
     except ValueError as error:

@@ -105,6 +105,7 @@ def update(
     """
     _validate.positive(minutes=minutes)
     _validate.seeds(seed=seed)
+    _validate.variables(variables)
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
     sent = sent_update(update, facts)
     known = sent.facts

@@ -209,6 +209,7 @@ class Network:
     ) -> tuple[Outputs, dict[str, jax.Array]]:
         """Outputs and rows of one pass."""
         _validate.one_of(BATCH_NORM_MODES, mode=mode)
+        _validate.variables(variables)
         if x.ndim != 4 or x.shape[1:] != self.image_shape:
             raise ValueError(f"x must be (B, {', '.join(map(str, self.image_shape))}), got {x.shape}")
         if mode not in self.functions:
