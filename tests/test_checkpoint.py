@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from jaxleak._configuration import fingerprint
 from jaxleak.attacks import presets
-from jaxleak.checkpoint import Checkpoints, ConfigMismatchError, fingerprint
+from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
 FLIPS = int(os.environ.get("JAXLEAK_FLIPS", "1"))
 CONFIG = {"data": "digits", "num_samples": 24, "sizes": (8, 16)}

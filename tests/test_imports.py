@@ -25,6 +25,7 @@ FLOORS = {
         (
             "_base",
             "_compiled",
+            "_configuration",
             "_identity",
             "_lazy",
             "_lock",

@@ -9,8 +9,9 @@ import pytest
 
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch
+from jaxleak._configuration import fingerprint
 from jaxleak.attacks import adaptive
-from jaxleak.checkpoint import ConfigMismatchError, fingerprint
+from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.models._classifier import digest_of
 from jaxleak.study import RunFolder, read_weights
 from jaxleak.study.updates import (

@@ -64,11 +64,9 @@ def step_of(attack: Attack, key: jax.Array, state: PyTree, observation: Observat
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise ValueError(f"step of the attack must return (state, info), where info is a dict, got {_told(made)}")
     new, info = made
-    if jax.tree.structure(new) != jax.tree.structure(state):
-        raise ValueError(
-            f"step of the attack must return a state of the structure that it got, {jax.tree.structure(state)}, got "
-            f"{jax.tree.structure(new)}"
-        )
+    before, after = str(jax.tree.structure(state)), str(jax.tree.structure(new))
+    if before != after:
+        raise ValueError(f"step of the attack must return a state of the structure that it got, {before}, got {after}")
     for was, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
         if _form(was) != _form(leaf):
             raise ValueError(

@@ -14,8 +14,9 @@ import numpy as np
 
 from jaxleak import data
 from jaxleak._base import PyTree
+from jaxleak._configuration import fingerprint
 from jaxleak._own_files import read_once
-from jaxleak.checkpoint import ConfigMismatchError, fingerprint
+from jaxleak.checkpoint import ConfigMismatchError
 
 __all__ = [
     "SOURCES_FILE",

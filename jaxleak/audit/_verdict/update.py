@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
+from jaxleak._configuration import fingerprint
 from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.frozen import check_frozen
@@ -38,7 +39,6 @@ from jaxleak.audit._verdict.verdict import (
     Verdict,
 )
 from jaxleak.capture._update import per_weight
-from jaxleak.checkpoint import fingerprint
 from jaxleak.metrics._images import SSIM_SMALLEST
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare

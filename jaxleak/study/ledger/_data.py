@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxleak import data
-from jaxleak.checkpoint import ConfigMismatchError, fingerprint
+from jaxleak._configuration import fingerprint
+from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study.files import write_json, write_text
 from jaxleak.study.ledger._entry import MEASURED
 from jaxleak.study.ledger._measurement import Measurement, Study
@@ -25,7 +26,7 @@ SAMPLES = "samples"
 class DataSet(NamedTuple):
     """All samples of a data set, in the order in which they are loaded."""
 
-    sha256: str  # 64 hexadecimal digits, see `jaxleak.checkpoint.fingerprint`
+    sha256: str  # 64 hexadecimal digits, see `jaxleak._configuration.fingerprint`
     samples: int
 
 

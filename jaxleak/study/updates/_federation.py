@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxleak import _validate, data, defenses, models, protocols
 from jaxleak._base import Batch, PyTree
-from jaxleak.checkpoint import fingerprint
+from jaxleak._configuration import fingerprint
 from jaxleak.study import digest
 from jaxleak.study.files import naming, read_numbers, write_json
 from jaxleak.study.runner import Cost, Result

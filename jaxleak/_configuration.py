@@ -1,0 +1,104 @@
+"""What a run belongs to: its configuration in words that JSON can keep, and the comparison of two of them."""
+
+import functools
+import hashlib
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxleak._base import PyTree
+
+#: Characters that a message quotes of one entry of a configuration.
+_LONGEST = 200
+
+
+class ConfigMismatchError(RuntimeError):
+    """A folder's checkpoints or results belong to another configuration, or come from other data."""
+
+
+def fingerprint(tree: PyTree) -> str:
+    """SHA-256 (64 hexadecimal digits) of the names, shapes, types and values of all arrays of a tree.
+
+    In the `config` of `Checkpoints` it binds them to the arrays that were attacked, whatever their file is called.
+    """
+    from jaxleak._tree import named_leaves
+
+    found = hashlib.sha256()
+    for name, leaf in named_leaves(tree).items():
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{name} {np.shape(leaf)} {array.dtype.str} ".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """What JSON can keep of a configuration.
+
+    A function is its name and what it was made of, since settings are mostly functions that others have made.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): described(entry, inside) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [described(entry, inside) for entry in value]
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return value.item() if value.shape == () else fingerprint(value)
+    if isinstance(value, functools.partial):
+        return described([value.func, value.args, value.keywords], inside)
+    if not hasattr(value, "__qualname__"):
+        if inside:  # what a function was made of may be anything
+            return f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ValueError(
+            "config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
+            f"{type(value).__name__}"
+        )
+    name = value.__qualname__
+    if id(value) in inside:  # a function that calls itself
+        return name
+    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if cell != types.CellType()]
+    made_of = [described(cell, (*inside, id(value))) for cell in cells]
+    return [f"{value.__module__}.{name}", made_of] if made_of else f"{value.__module__}.{name}"
+
+
+def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tuple[str, ...]], folder: Path) -> None:
+    """Raise `ConfigMismatchError` where two configurations differ.
+
+    Args:
+        now: the configuration of this run, as `described` gives it.
+        then: the configuration that the folder has.
+        fields: names of the fields of the entries that are named tuples.
+        folder: where the checkpoints are.
+    """
+    differing = [
+        _difference(name, then.get(name), now.get(name), fields.get(name, ()))
+        for name in sorted(now.keys() | then.keys())
+        if now.get(name) != then.get(name)
+    ]
+    if differing:
+        raise ConfigMismatchError(
+            f"{folder} holds checkpoints of another configuration ({'; '.join(differing)}); "
+            "choose another folder or start over with fresh=True (--fresh)"
+        )
+
+
+def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
+    """Where two entries of a configuration differ first, since one may be all that some settings were made of."""
+    inside = ""
+    if fields and isinstance(then, list) and len(then) == len(now):
+        field, then, now = next(entry for entry in zip(fields, then, now, strict=True) if entry[1] != entry[2])
+        name = f"{name}.{field}"
+    while isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        if isinstance(now[0], str) and then[0] == now[0] and isinstance(now[-1], list):  # a function, and what made it
+            inside = f" (in {now[0].replace('.<locals>', '')})"
+        differing = [(one, other) for one, other in zip(then, now, strict=True) if repr(one) != repr(other)]
+        if not differing:  # NaN, which is no other NaN
+            break
+        then, now = differing[0]
+    texts = [repr(then), repr(now)]
+    same = next((i for i in range(min(map(len, texts))) if texts[0][i] != texts[1][i]), 0)
+    start = 0 if max(map(len, texts)) <= _LONGEST else max(0, same - _LONGEST // 2)
+    said = [f"{'...' * (start > 0)}{text[start:][:_LONGEST]}{'...' * (len(text) > start + _LONGEST)}" for text in texts]
+    return f"{name}: {said[0]} there, {said[1]} now{inside}"
