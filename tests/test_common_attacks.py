@@ -118,6 +118,10 @@ def patch_embedding(model, share, num_samples):
     return attacks.patch_embedding(model)
 
 
+def spear(model, share, num_samples):
+    return attacks.spear(model, share, batch_size=num_samples, draws=1, reweighted=2)
+
+
 def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
     """A case of the engine."""
     # Batch normalisation of small batches and L-BFGS's line search amplify rounding.
@@ -178,6 +182,7 @@ CASES = {
     "informed_guardian": knowing("guardian"),
     "informed_encrypt_top": knowing("encrypt_top"),
     "patch_embedding": Case(patch_embedding, SERVER_WITHOUT_INDICES, random_start=False, setting="transformer"),
+    "spear": Case(spear, SERVER_WITHOUT_INDICES, random_start=False, setting="dense_client"),
     "vflrecon": Case(vflrecon, party_view(0), setting="split"),
     "vflrecon_free": Case(vflrecon_free, party_view(0), on_host=True, setting="split"),
     "cafe_exact": Case(cafe_exact, FIRST_LAYER_ONLY, random_start=False, on_host=True),
@@ -211,6 +216,7 @@ PROBLEMS = {
     "aligned": lambda: reference.small_problem(with_statistics=True),
     "split": reference.split_problem,
     "client": lambda: reference.client_problem(N),
+    "dense_client": lambda: reference.client_problem(N, models.mlp((4, 4, 1), 3, widths=(24,))),
     "client_of_epochs": lambda: reference.client_problem(N, local_steps=2, local_epochs=2, learning_rate=0.1),
     "wide_client": wide_client_problem,
     "transformer": lambda: reference.client_problem(1, reference.transformer()),
@@ -306,7 +312,7 @@ VARIANTS = (
     "cafe_censored", "cafe_nested", "inversion_row_space", "inversion_dlg", "inversion_rog", "epoch_copies",
     "cafe_single", "cafe_ordinal", "inversion_inverting_gradients", "inversion_any_loss", "inversion_sapag",
     "cafe_iclr", "inversion_bayes", "sapag", "inversion_fedleak_paper", "cafe_cosine", "cosine_tv", "bn_regularizer",
-    "cafe_upstream", "inversion_fedleak", "dlg",
+    "cafe_upstream", "inversion_fedleak", "dlg", "spear",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ NAMES = {
     "jaxleak.attacks": """
         adaptive aggregated cafe cafe_censored cafe_exact cafe_ordinal check_payload client_updates epoch_copies
         infer_labels inversion LABEL_RULES party_records patch_embedding plan_cafe_exact presets Settings
-        train_vflrecon vflrecon vflrecon_free
+        spear train_vflrecon vflrecon vflrecon_free
     """,
     "jaxleak.attacks.adaptive": """
         Informed informed informed_party informed_rounds InformedRounds reads_prior reads_weights rounds_attack

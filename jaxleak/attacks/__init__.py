@@ -7,6 +7,7 @@
 | `presets`              | published gradient inversions as `Settings`: `dlg`, `fedleak`, `row_space`, ...     |
 | `Settings`             | all that distinguishes one gradient inversion from another                          |
 | `patch_embedding`      | reconstruct one image exactly from a vision transformer's gradient                  |
+| `spear`                | reconstruct a batch exactly where the first layer is dense, as on rows of a table   |
 | `cafe`                 | reconstruct a private set from aggregated gradients and batch indices, by descent   |
 | `cafe_exact`           | the same from frozen parameters, by least squares                                   |
 | `plan_cafe_exact`      | how many rounds `cafe_exact` has to watch                                           |
@@ -34,6 +35,7 @@ from jaxleak.attacks._inversion.epoch_copies import epoch_copies
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES, infer_labels
 from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks._inversion.spear import spear
 from jaxleak.attacks._observed import check_payload
 from jaxleak.attacks._vertical.vflrecon import train_vflrecon, vflrecon
 from jaxleak.attacks._vertical.vflrecon_free import vflrecon_free
@@ -56,6 +58,7 @@ __all__ = [
     "patch_embedding",
     "plan_cafe_exact",
     "presets",
+    "spear",
     "train_vflrecon",
     "vflrecon",
     "vflrecon_free",

@@ -18,8 +18,9 @@ from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, mis
 from jaxleak.audit._checks.adam import of_one_size
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
+from jaxleak.audit._verdict.several_samples import of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import ALONE, OUTSIDE, PEELED, PEELED_ALONE, Answer
+from jaxleak.audit._verdict.verdict import ALONE, PEELED, PEELED_ALONE, Answer
 from jaxleak.audit._verdict.without_loss import why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
@@ -31,7 +32,9 @@ _SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 
 def equations(case: Case) -> Iterator[Answer | str]:
     """What equations give, as far as the update keeps them."""
-    if why := _not_of_one_sample(case):
+    if case.samples > 1 and case.share.total_steps == 1 and not case.defended:
+        yield from of_several(case)
+    elif why := _not_of_one_sample(case):
         yield f"Closed forms of one exact gradient were not tried: {why}."
     elif not case.defended:
         yield from _closed_forms(case)
@@ -72,7 +75,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
         return
     y, x = _label(case), affine_solution(peeled)
     if x is not None:
-        yield graded_inputs(case, "dense_inputs", _without_rounding(x), y, solved=True, **watch.spent)
+        yield graded_inputs(case, "dense_inputs", without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent)
         return
     stored = case.store.answer(PEELED)
     answer = stored or search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]
@@ -177,13 +180,7 @@ def _affine(case: Case, peeled: Peeled) -> Answer | None:
     # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
     distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
     spent: dict[str, Any] = watch.spent
-    return Answer(ALONE, _without_rounding(x), np.full(1, -1), misfit, distance, solved=True, **spent)
-
-
-def _without_rounding(x: jax.Array) -> np.ndarray:
-    """An image (1, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in its own unit."""
-    image = np.asarray(x)[None]
-    return np.clip(image, 0, 1) if image.min() >= -OUTSIDE and image.max() <= 1 + OUTSIDE else image
+    return Answer(ALONE, without_rounding(np.asarray(x)[None]), np.full(1, -1), misfit, distance, solved=True, **spent)
 
 
 def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:

@@ -32,6 +32,8 @@ _FLAT_BELOW = 0.02
 _ROUNDING = 1e-6
 #: Name of the answer that no label and no loss was needed for.
 ALONE = "inputs_alone"
+#: Name of the answer that a dense layer's gradient gives of a whole batch.
+SPEAR = "spear"
 #: Name of the answer of peeling that no label and no loss was needed for.
 PEELED_ALONE = "peeling_alone"
 #: Name of the answer of peeling that needed a label.
@@ -44,6 +46,7 @@ _FITTED = 2.0
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     "dense_inputs": "the inputs of a dense layer",
+    SPEAR: "SPEAR, all inputs of a dense layer",
     ALONE: "the inputs of a dense layer, whatever the loss and the label",
     PEELED: "peeling",
     PEELED_ALONE: "peeling, whatever the loss and the label",

@@ -1,0 +1,72 @@
+"""What equations give of the gradient of several samples."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from jaxleak.attacks._inversion.spear import SOLVED_BELOW, dense_layer_on_images, factors_of, spear
+from jaxleak.audit._invert import InversionRun, invert
+from jaxleak.audit._verdict.search import Case, graded_inputs
+from jaxleak.audit._verdict.stopwatch import Stopwatch
+from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, Answer, called
+
+#: Share of the time that is left after which the equations are given up.
+_SHARE = 0.3
+
+
+class _EndedError(Exception):
+    """The equations are solved, or their time is spent."""
+
+
+def of_several(case: Case) -> Iterator[Answer | str]:
+    """All samples of a batch by the first dense layer, where it reads them and is followed by ReLUs."""
+    model, watch = case.share.model, Stopwatch()
+    if not model.has_kinks:
+        yield f"Closed forms were not tried: {case.samples} samples are behind the update, and the network has no ReLU."
+        return
+    try:
+        attack = spear(model, case.share, batch_size=case.samples)
+    except ValueError as error:
+        yield f"Closed forms were not tried: {case.samples} samples are behind the update, and {error}."
+        return
+    begin, allowed, total = time.monotonic(), _SHARE * case.store.left, attack.iterations
+    case.show(f"compiling {called(SPEAR)}", 0, 1, "")
+    last: list[tuple[InversionRun, dict[str, np.ndarray]]] = []
+
+    def callback(done: int, run: InversionRun, infos: dict[str, np.ndarray]) -> None:
+        last[:] = [(run, infos)]
+        case.show(called(SPEAR), done, total or 1, f"{infos['found'][-1]:.0f} of {case.samples} columns")
+        if infos["distance"][-1] < SOLVED_BELOW or time.monotonic() - begin > allowed:
+            raise _EndedError
+
+    with contextlib.suppress(_EndedError):
+        invert(attack, case.observation, case.template, key=case.key, chunk=1, callbacks=(callback,))
+    run, infos = last[0]
+    found = jax.jit(attack.reconstruct)(run.attack, case.observation) if infos["distance"][-1] < SOLVED_BELOW else None
+    if found is not None and bool(found.answered.all()):
+        images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
+        yield graded_inputs(case, SPEAR, images, labels, solved=True, **watch.spent)
+    else:
+        yield _unsolved(case, watch.spent["seconds"])
+
+
+def _unsolved(case: Case, seconds: float) -> str:
+    """What kept the equations from a solution, as far as that is known."""
+    layer = dense_layer_on_images(case.share.model, case.share.batch_norm)
+    rank = int(factors_of(case.share.model, case.observation.payload, layer, case.samples).rank)
+    tried = f"Tried {called(SPEAR)} ({seconds:.0f} s): it has no solution that explains the update"
+    if rank == case.samples:
+        return f"{tried}."
+    return (
+        f"{tried}, since the layer's gradient has the rank {rank}. The batch holds samples that turn on none of its "
+        f"outputs or are copies of others, or fewer than the {case.samples} samples that are stated."
+    )
+
+
+def without_rounding(images: np.ndarray) -> np.ndarray:
+    """Images (B, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in their own unit."""
+    inside = images.min() >= -OUTSIDE and images.max() <= 1 + OUTSIDE
+    return np.clip(images, 0, 1) if inside else images

@@ -1,0 +1,179 @@
+"""All samples of a batch from the gradient of a first dense layer with ReLUs, against NumPy."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxleak import Batch, Observation, attacks, audit, models, protocols
+from jaxleak.attacks._inversion import spear as solver
+from jaxleak.audit._verdict.several_samples import _unsolved
+
+B, SHAPE, K, WIDTH = 4, (3, 4, 1), 12, 40
+LAYER = "dense_0/kernel"
+
+
+def _client(samples=B, **options):
+    """A network on rows of a table, its weights, and the update of a batch of standardised rows, one of them a loss."""
+    model = models.mlp(SHAPE, 3, widths=(WIDTH, 6), **options)
+    variables = reference.drawn(model, seed=1)
+    x = reference.normal(samples, 1, *SHAPE, seed=3)
+    batch = Batch(jnp.asarray(x), jnp.arange(samples, dtype=jnp.int32) % 3, jnp.arange(samples))
+    share = protocols.ClientShare(model)
+    return model, variables, batch, share, jax.jit(share)(variables, batch)
+
+
+@pytest.fixture(scope="module")
+def client():
+    return _client()
+
+
+def _answer(client, payload=None, **options):
+    model, variables, batch, share, gradient = client
+    attack = attacks.spear(model, share, batch_size=len(batch.y), **options)
+    seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient if payload is None else payload)
+    return audit.invert(attack, seen, audit.template_of(batch), key=jax.random.key(0))
+
+
+def _places(found, true):
+    """Which true sample every found one is nearest to."""
+    difference = np.asarray(found).reshape(len(found), 1, -1) - np.asarray(true).reshape(1, len(true), -1)
+    return np.abs(difference).max(axis=-1).argmin(axis=1)
+
+
+def _gradients_at_outputs(client):
+    """(B, m) the loss gradients of a batch at the layer's outputs, one sample at a time."""
+    _, variables, batch, share, _ = client
+    ones = (Batch(x[None], y[None], jnp.arange(1)) for x, y in zip(batch.x, batch.y, strict=True))
+    rows = [jax.jit(share)(variables, one) for one in ones]
+    return np.stack([np.asarray(row["dense_0"]["bias"]) for row in rows]) / len(batch.y)
+
+
+def test_rows_and_labels_of_a_batch_are_exact(client):
+    _, _, batch, _, gradient = client
+    answer, run, infos = _answer(client, draws=512)
+    assert answer.answered.all()
+    assert answer.gradient_matched.all()
+    assert float(answer.score.max()) < 1e-5
+    places = _places(answer.x, batch.x)
+    assert sorted(places) == list(range(B))
+    np.testing.assert_allclose(answer.x, batch.x[places], atol=1e-4)
+    np.testing.assert_array_equal(answer.y, np.asarray(batch.y)[places])
+    # Each column is orthogonal to the outputs that one sample leaves off, of those that any turns on.
+    d = _gradients_at_outputs(client)
+    off = np.sort((d == 0)[:, (d != 0).any(axis=0)].sum(axis=1))
+    by_chance = np.sort(run.attack.zeros) - off
+    assert by_chance.min() >= 0
+    assert by_chance.max() <= 1
+    assert infos["found"][-1] == B
+    # An update that is a little noisy has no exact solution, and nothing is answered.
+    noisy = jax.tree.map(lambda g: g * (1 + 1e-2 * reference.normal(*g.shape, seed=5)), gradient)
+    refused, _, _ = _answer(client, noisy, draws=512)
+    assert not refused.answered.any()
+
+
+@pytest.mark.slow
+def test_the_printed_draws_find_the_same(client):
+    _, _, batch, _, _ = client
+    answer, _, _ = _answer(client, draws=2048, reweighted=0)
+    assert answer.answered.all()
+    places = _places(answer.x, batch.x)
+    np.testing.assert_allclose(answer.x, batch.x[places], atol=1e-4)
+
+
+def test_a_solution_is_that_of_least_squares_and_an_output_that_is_off_by_mistake_counts_little(client):
+    model, _, batch, _, gradient = client
+    factors = solver.factors_of(model, gradient, LAYER, B)
+    assert int(factors.rank) == B
+    d = _gradients_at_outputs(client)
+    off = (d == 0) & np.asarray(factors.live)
+    wrong = off.copy()
+    wrong[0, np.flatnonzero(~off[0] & np.asarray(factors.live))[0]] = True
+    solve = jax.jit(solver.solution)
+    for given, atol in ((off, 1e-4), (wrong, 1e-2)):
+        h, found = solve(factors, jnp.asarray(given))
+        np.testing.assert_allclose(found, d, atol=atol * np.abs(d).max())
+        np.testing.assert_allclose(h, np.asarray(batch.x).reshape(B, -1), atol=10 * atol)
+
+
+def test_the_independent_columns_with_most_zeros_are_kept():
+    """The sum of zeros is the largest of all bases, as trying all of them shows."""
+    rng = np.random.default_rng(0)
+    columns = rng.standard_normal((9, 3)).astype(np.float32)
+    columns[1], columns[4] = 2 * columns[0], columns[2] + columns[3]
+    columns /= np.linalg.norm(columns, axis=1, keepdims=True)
+    zeros = np.array([9, 8, 7, 7, 7, 3, 2, 1, -1], np.int32)
+    most = max(
+        sum(zeros[list(chosen)])
+        for chosen in itertools.combinations(range(8), 3)
+        if abs(np.linalg.det(columns[list(chosen)])) > 1e-3
+    )
+    factors = solver.Factors(jnp.zeros((5, 3)), *[None] * 5)
+    start = solver.SpearState(jnp.zeros((3, 3)), jnp.full(3, -1, jnp.int32), jnp.ones(()))
+    found = jax.jit(lambda c, z: solver._best_columns(factors, start, c, z))(columns, zeros)
+    assert int(found.zeros.sum()) == most
+    assert abs(np.linalg.det(np.asarray(found.columns))) > 1e-3
+    # What was found before takes part.
+    again = jax.jit(lambda s, c, z: solver._best_columns(factors, s, c, z))(found, columns[5:7], zeros[5:7])
+    assert int(again.zeros.sum()) == most
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (models.mlp(SHAPE, 3, widths=(8,)), {"batch_size": 1}, r"batch_size must be in \[2, 64\], got 1"),
+        (
+            models.mlp(SHAPE, 3, widths=(8,)),
+            {"batch_size": 9},
+            "at most the 12 inputs and 8 outputs of dense_0/kernel",
+        ),
+        (models.mlp(SHAPE, 3, widths=(8,)), {"draws": 0}, "draws must be > 0, got 0"),
+        (models.mlp(SHAPE, 3, widths=(8,)), {"reweighted": -1}, "reweighted must be"),
+        (models.convnet((4, 4, 1), 3, channels=(2,), strides=(1,)), {}, "a first layer that is dense and has a bias"),
+    ],
+)
+def test_what_it_cannot_solve_is_refused(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        attacks.spear(model, protocols.ClientShare(model), **{"batch_size": 2} | options)
+
+
+def test_clients_of_several_steps_are_refused(client):
+    model = client[0]
+    for options in ({"local_steps": 2}, {"local_epochs": 2}, {"clients": 2}):
+        share = protocols.ClientShare(model, learning_rate=0.1, **options)
+        with pytest.raises(ValueError, match="one step, and be a single one"):
+            attacks.spear(model, share, batch_size=4)
+
+
+def test_a_dense_layer_that_reads_no_affine_map_of_the_sample_is_refused():
+    def apply(variables, x):
+        h = jnp.sin(x.reshape(len(x), -1)) @ variables["params"]["a"]["kernel"] + variables["params"]["a"]["bias"]
+        return jax.nn.relu(h)
+
+    params = {"a": {"kernel": reference.normal(K, 6), "bias": jnp.zeros(6)}}
+    model, _ = models.from_function(apply, {"params": params}, image_shape=SHAPE)
+    with pytest.raises(ValueError, match="a dense layer that reads the image itself; a/kernel does not"):
+        attacks.spear(model, protocols.ClientShare(model), batch_size=2)
+
+
+def test_an_audit_certifies_the_rows_of_a_batch(client):
+    model, variables, batch, _, gradient = client
+    verdict = audit.update(model, variables, gradient, batch_size=B, minutes=2)
+    assert verdict.headline.startswith("leaks images")
+    assert verdict.best.attack == "spear"
+    assert verdict.best.shown.all()
+    np.testing.assert_allclose(verdict.best.x, batch.x[_places(verdict.best.x, batch.x), 0], atol=1e-4)
+    assert any("4 of 4 images are certified" in reason for reason in verdict.reasons)
+
+
+def test_a_rank_below_the_stated_number_of_samples_is_said(client):
+    class Case:
+        share, samples = client[3], B + 1
+        observation = Observation(jnp.zeros((), jnp.int32), params=client[1], payload=client[4])
+
+    assert "has the rank 4" in _unsolved(Case, 1.0)
+    Case.samples = B
+    assert "rank" not in _unsolved(Case, 1.0)
