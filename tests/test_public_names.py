@@ -43,7 +43,7 @@ NAMES = {
         activation_prior AnyLoss Candidate cma_es Compared Comparison DataTerm Evidence generator_latents
         generator_weights Gradients latent_prior leaves_read MATCHED_BELOW natural_tv pixels Prior PublicGenerator
         recommended_smoothing recommended_tv RowSpaces Setup Shifts size_prior Smoothing smoothing
-        statistics_prior train_generator variation_prior
+        SPEAR_ITERATIONS statistics_prior train_generator variation_prior
     """,
     "jaxleak.attacks.party_records": """
         aligned_signals direction_labels EmbeddingRegression FeatureBaseline FIELD_CANDIDATES FIELDS FieldSelection

@@ -27,9 +27,11 @@ from jaxleak.attacks._inversion.settings import leaves_read
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.attacks._inversion.shift_search import Shifts
 from jaxleak.attacks._inversion.smoothing import Smoothing, recommended_smoothing, smoothing
+from jaxleak.attacks._inversion.spear import SPEAR_ITERATIONS
 
 __all__ = [
     "MATCHED_BELOW",
+    "SPEAR_ITERATIONS",
     "AnyLoss",
     "Candidate",
     "Compared",

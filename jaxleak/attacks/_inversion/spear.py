@@ -30,8 +30,8 @@ from jaxleak.protocols import ClientShare
 
 #: Largest batch that is tried.
 LARGEST_BATCH = 64
-#: Draws of one iteration.
-_DRAWS = 512
+#: Draws of one iteration, and how many iterations `spear` makes by default.
+_DRAWS, SPEAR_ITERATIONS = 512, 32
 #: Sines up to which rows count as nearly orthogonal: at the beginning of a descent, between these, and at its end.
 _FIRST_WIDTHS, _LAST_WIDTH = (0.05, 0.5), 1e-3
 #: Sine of the angle below which an output's row is orthogonal to a column, or a column to others.
@@ -69,7 +69,12 @@ class Factors(NamedTuple):
 
 
 def spear(
-    model: Classifier, share: ClientShare, *, batch_size: int, draws: int = 16384, reweighted: int = 15
+    model: Classifier,
+    share: ClientShare,
+    *,
+    batch_size: int,
+    draws: int = SPEAR_ITERATIONS * _DRAWS,
+    reweighted: int = 15,
 ) -> Attack:
     """Solve for all images and labels of a batch (FedSGD) behind a first layer that is dense and followed by ReLUs.
 

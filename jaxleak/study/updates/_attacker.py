@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +29,22 @@ from jaxleak.study.updates._names import ATTACKS
 from jaxleak.study.updates._own_attack import own_settings
 from jaxleak.study.updates._own_defense import compared_with_mechanism, keeps_state, kind_of_defense
 
-#: Attacks without iterations, to which the engine's settings do not apply.
-CLOSED_FORM = {"patch_embedding": attacks.patch_embedding}
+
+class ClosedForm(NamedTuple):
+    """An attack that solves equations, to which the engine's settings do not apply."""
+
+    build: Callable[[models.Classifier, protocols.ClientShare, int], Attack]  # model, client and number of images
+    iterations: int
+    one_image: bool  # whether it is for one image, and not for several
+
+
+#: Attacks that solve equations.
+CLOSED_FORM = {
+    "patch_embedding": ClosedForm(lambda model, share, n: attacks.patch_embedding(model, batch_size=n), 1, True),
+    "spear": ClosedForm(
+        lambda model, share, n: attacks.spear(model, share, batch_size=n), client_updates.SPEAR_ITERATIONS, False
+    ),
+}
 
 
 def check(case: Case) -> None:
@@ -63,9 +77,13 @@ def check(case: Case) -> None:
         if not first <= last:
             raise ValueError(f"homotopy must not fall, got {first} to {last}")
     solves = case.attack in CLOSED_FORM
-    if solves and (case.images != 1 or case.total_steps != 1):
-        behind = f"{case.images} images" if case.images > 1 else f"{case.total_steps} steps"
-        raise ValueError(f"{case.attack} solves for one image behind one gradient, got {behind}")
+    if solves:
+        one = CLOSED_FORM[case.attack].one_image
+        if case.total_steps != 1 or (case.images == 1) != one:
+            images = "1 image" if case.images == 1 else f"{case.images} images"
+            behind = images if case.total_steps == 1 else f"{case.total_steps} steps"
+            wanted = "one image" if one else "several images"
+            raise ValueError(f"{case.attack} solves for {wanted} behind one gradient, got {behind}")
     if case.adaptive and (solves or isinstance(resolved(case).settings.compare, client_updates.AnyLoss)):
         raise ValueError(f"{case.attack} knows no defenses, so adaptive must be False, got True")
     _validate.non_negative(attacked_round=case.attacked_round, skip=case.skip)
@@ -134,7 +152,7 @@ class Resolved:
 
     case: Case
     threat: threats.Threat  # narrowest threat that the case works under
-    iterations: int  # iterations of the attack; 1 for an attack of a closed form
+    iterations: int  # iterations of the attack; of a closed form its own
     iterative: attacks.Settings | None  # None for an attack of a closed form
 
     @property
@@ -155,7 +173,7 @@ class Resolved:
             ValueError: on settings that do not go together, or do not fit the model.
         """
         if self.iterative is None:
-            return CLOSED_FORM[self.case.attack](model, batch_size=self.case.images)
+            return CLOSED_FORM[self.case.attack].build(model, share, self.case.images)
         if self.case.epoch_copies is not None:
             return attacks.epoch_copies(
                 model, share, self.iterative, batch_size=self.case.images, weight=self.case.epoch_copies
@@ -216,7 +234,7 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
         statistics=s is not None and s.reads_statistics,
         running_statistics=case.batch_norm == "eval",
     )
-    return Resolved(case, threat, 1 if s is None else case.iterations, s)
+    return Resolved(case, threat, CLOSED_FORM[case.attack].iterations if s is None else case.iterations, s)
 
 
 def _readers() -> dict[str, tuple[str, ...]]:

@@ -18,7 +18,7 @@ class Case:
     """What is attacked, and with what. Hashable: equal cases share one compilation, whatever the seed."""
 
     attack: str = "fedleak"
-    """Name of the attack: a preset of jaxleak.attacks.presets, patch_embedding, or FILE.py:NAME of your own."""
+    """Name of the attack: a preset of jaxleak.attacks.presets, patch_embedding, spear, or FILE.py:NAME of your own."""
     iterations: int = 400
     """Steps of the attack (its iterations)."""
     model: str = "convnet"
