@@ -44,7 +44,10 @@ _SMALL = {"model": "mlp", "data": "digits", "pool": 8}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attack": "guess"}, "attack must be FILE.py:NAME of your own or one of dlg, .*patch_embedding, spear, got 'guess'"),
+        (
+            {"attack": "guess"},
+            "attack must be FILE.py:NAME of your own or one of dlg, .*patch_embedding, spear, got 'guess'",
+        ),
         ({"model": "alexnet"}, "model must be FILE.py:NAME of your own or one of lenet"),
         ({"data": "imagenet"}, "a data specification must be one of adult"),
         (

@@ -21,12 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
-from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction
+from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
-from jaxleak.protocols import ClientShare
 
 #: Largest batch that is tried.
 LARGEST_BATCH = 64
@@ -70,7 +69,7 @@ class Factors(NamedTuple):
 
 def spear(
     model: Classifier,
-    share: ClientShare,
+    share: Share,
     *,
     batch_size: int,
     draws: int = SPEAR_ITERATIONS * _DRAWS,
@@ -85,7 +84,7 @@ def spear(
     Args:
         model: a network whose first dense layer has a bias and reads an affine map of the image, such as `models.mlp`
             on an image or on the row of a table. Layers behind it may be any.
-        share: the client, which takes one step on one batch.
+        share: what the client ran, a `protocols.ClientShare` of one step on one batch.
         batch_size: B, in [2, 64].
         draws: subsets of outputs that are drawn at the most, > 0.
         reweighted: steps of the descent from each of them, >= 0; with 0 it is SPEAR as printed, which needs about
@@ -102,7 +101,7 @@ def spear(
             threat withholds a leaf that is read.
     """
     _validate.count_in_range(2, LARGEST_BATCH, batch_size=batch_size)
-    if share.total_steps > 1 or share.clients > 1:
+    if getattr(share, "total_steps", 1) > 1 or getattr(share, "clients", 1) > 1:
         raise ValueError("spear needs the gradient of one batch: the client must take one step, and be a single one")
     if model.mixes_images(share.batch_norm):
         raise ValueError("spear needs every image's own ReLUs, and batch normalisation mixes the images of a batch")
@@ -335,9 +334,7 @@ def _outputs(model: Classifier, layer: str) -> int:
     return int(np.prod(leaves[model.bias_of(layer)].shape))
 
 
-def _labels(
-    model: Classifier, share: ClientShare, variables: PyTree, layer: str, x: jax.Array, d: jax.Array
-) -> jax.Array:
+def _labels(model: Classifier, share: Share, variables: PyTree, layer: str, x: jax.Array, d: jax.Array) -> jax.Array:
     """The labels (B,) whose gradients at the layer's outputs are the nearest to those of the update, (B, m)."""
     bias = model.bias_of(layer)
     of_one = len(d) * d  # the update is the mean over the batch
