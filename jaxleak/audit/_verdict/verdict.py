@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxleak import metrics
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
+from jaxleak.audit._similarity import similarity
 
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
@@ -140,7 +140,9 @@ class Answer(NamedTuple):
         if self.agreement is None or not self.finished:
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
-        flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
+        # A row of a table has one pixel, whose channels are its columns.
+        single = self.x.shape[1:3] == (1, 1)
+        flat = (self.x.std(axis=-1).max(axis=(1, 2)) if single else self.x.std(axis=(1, 2)).max(axis=-1)) < _FLAT_BELOW
         return np.asarray((self.agreement >= self.agreement_needed) & ~flat)
 
 
@@ -238,7 +240,7 @@ def copied(best: Answer | None) -> list[Finding]:
     if best is None or not pairs:
         return []
     x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
-    alike = [pair for pair, same in zip(pairs, metrics.ssim(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
+    alike = [pair for pair, same in zip(pairs, similarity(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
     if not alike:
         return []
     copies = len({j for _, j in alike})
