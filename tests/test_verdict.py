@@ -291,6 +291,14 @@ def test_agreement_of_rows_is_explained():
     assert not _without_ssim((3, 3, 1), [row])
 
 
+def test_a_certificate_of_a_row_takes_starts_that_differ_in_no_column():
+    columns = np.linspace(0, 1, 6).reshape(1, 1, 1, 6)
+    answer = Answer("fedleak_400", columns, np.zeros(1, int), 0.0, 0.0, agreement=np.array([0.98]))
+    assert not answer.shown.any()
+    assert answer._replace(agreement=np.array([0.991])).shown.all()
+    assert answer._replace(x=np.linspace(0, 1, 9).reshape(1, 3, 3, 1)).shown.all()  # an SSIM
+
+
 def test_a_row_is_flat_where_its_columns_are_one_number():
     columns = np.linspace(0, 1, 6).reshape(1, 1, 1, 6)
     for x, flat in ((columns, False), (np.full_like(columns, 0.5), True)):

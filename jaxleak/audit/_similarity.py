@@ -20,8 +20,8 @@ def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
     Returns:
         (N,) float64, 1 for identical images: SSIM in [-1, 1], and for images with a side below 3 pixels one minus the
-        largest difference of two of their numbers, in [0, 1]. An agreement of 0.95 then says that no column of a table
-        differs by more than a twentieth of its range. NaN where such an image is not finite.
+        largest difference of two of their numbers, in [0, 1]. An agreement of 0.99 then says that no column of a table
+        differs by more than a hundredth of its range. NaN where such an image is not finite.
 
     Raises:
         ValueError: if the shapes differ or are not (N, H, W, C).
