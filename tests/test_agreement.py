@@ -10,6 +10,7 @@ from experiments import invert
 from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
 from jaxleak._command.invert import run
+from jaxleak.audit._similarity import similarity
 from jaxleak.study.updates import Case, Outcome, attack, captions, compared
 
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
@@ -58,6 +59,19 @@ def test_what_is_not_finite_agrees_with_nothing():
     broken = IMAGES.copy()
     broken[1, 3, 3] = np.nan
     assert np.isnan(audit.agreement(starts(IMAGES, broken, scores=(1.0, 2.0))).value[1])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 2, 1)])
+def test_images_that_are_too_small_for_ssim_are_compared_by_their_largest_difference(shape):
+    first = np.array([[0.1, 0.2, 0.3, 0.4], [0.9, 0.8, 0.7, 0.6]]).reshape(2, *shape)
+    second = (first + np.array([[0, 0.04, 0, -0.01], [0, 0, 0.3, 0]]).reshape(first.shape))[::-1]
+    found = audit.agreement(starts(first, second, scores=(1.0, 2.0)))
+    np.testing.assert_allclose(found.value, [0.96, 0.7], atol=1e-6)
+    np.testing.assert_allclose(found.other, second[::-1], atol=1e-6)
+    second[0] = np.nan
+    assert np.isnan(audit.agreement(starts(first, second, scores=(1.0, 2.0))).value).any()
+    with pytest.raises(ValueError, match=r"must be \(N, H, W, C\) of equal shapes"):
+        similarity(first, first[:1])
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,16 @@ def test_a_table_of_ones_own_is_audited_in_any_unit():
     assert names["received"] > 0.8 > names["alone"]
 
 
+@pytest.mark.slow
+def test_a_row_of_a_table_is_audited_in_the_units_of_its_columns():
+    pytest.importorskip("torch")
+    names = run("docs/audit.md")
+    assert names["verdict"].headline == "leaks images and labels"
+    np.testing.assert_allclose(names["found"], names["table"][names["rows"]], rtol=1e-2, atol=1e-3)
+    assert names["verdict"].metrics["psnr"] > names["means"] + 20
+    assert names["model"].image_shape == (1, 1, 30)
+
+
 def test_archives_of_ones_own_are_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXLEAK_DATA_DIR", "")  # which the page sets; pytest then restores it

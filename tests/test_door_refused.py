@@ -59,6 +59,35 @@ def test_a_network_that_reads_tokens_is_refused_with_the_reason(door):
         TOKENS[door](image_shape=(1, 6, 1))
 
 
+TABLE = jnp.arange(8.0).reshape(4, 2)
+CODED = {
+    "looked up": lambda x: TABLE[x[:, 0, 0, 5].astype(jnp.int32)],
+    "looked up after a change of unit": lambda x: jnp.take(TABLE, jnp.round(3 * x[:, 0, 0, 5]).astype(int), axis=0),
+    "one-hot": lambda x: jax.nn.one_hot(x[:, 0, 0, 5].astype(jnp.int32), 2),
+}
+NOT_CODED = {
+    "a comparison": lambda x: (x[:, 0, 0, :2] > 0.5).astype(jnp.int32).astype(jnp.float32),
+    "the place of a maximum": lambda x: TABLE[jnp.argmax(x[:, 0, 0], axis=-1)],
+    "rounded": lambda x: x[:, 0, 0, :2] + jax.lax.stop_gradient(jnp.round(x[:, 0, 0, :2]) - x[:, 0, 0, :2]),
+    "a place that layers compute": lambda x: TABLE[jnp.tanh(x[:, 0, 0] @ jnp.ones(6)).astype(jnp.int32)],
+    "constant places": lambda x: x[:, 0, 0, jnp.array([4, 1])] + TABLE[jnp.array([1.0]).astype(jnp.int32)],
+}
+
+
+@pytest.mark.parametrize("name", [*CODED, *NOT_CODED])
+def test_a_network_that_looks_some_of_its_inputs_up_is_refused_with_the_reason(name):
+    def network(variables, x):
+        read = (CODED | NOT_CODED)[name](x)
+        return jnp.concatenate([x[:, 0, 0, :5], read], axis=1) @ variables["params"]["kernel"]
+
+    variables = {"params": {"kernel": jnp.ones((7, 3))}}
+    if name in NOT_CODED:
+        models.from_function(network, variables, image_shape=(1, 1, 6))
+        return
+    with pytest.raises(ValueError, match=r"some of its inputs as whole numbers \(codes of an embedding\).* one-hot"):
+        models.from_function(network, variables, image_shape=(1, 1, 6))
+
+
 def test_dropout_of_linen_is_refused_where_it_acts():
     class Dropped(nn.Module):
         rate: float = 0.5

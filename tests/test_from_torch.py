@@ -371,6 +371,19 @@ def test_what_cannot_be_taken_in_is_named():
         model.apply({**variables, "params": other}, images(1)[1])
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 6), (1, 6, 1)])
+def test_a_network_of_rows_is_told_to_flatten_its_images(shape):
+    rows = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+    with pytest.raises(ValueError, match=r"must flatten them itself\. Wrap it as nn.Sequential\(nn.Flatten\(\), net\)"):
+        models.from_torch(rows, image_shape=shape)
+    models.from_torch(nn.Sequential(nn.Flatten(), rows), image_shape=shape)
+    # Images of another size are another mistake.
+    for net in (rows, nn.Sequential(nn.Flatten(), rows)):
+        with pytest.raises(ValueError, match="PyTorch cannot export") as refused:
+            models.from_torch(net, image_shape=(1, 1, 5))
+        assert "flatten" not in str(refused.value)
+
+
 @pytest.mark.parametrize("exported", [False, True])
 def test_a_network_that_reads_tokens_is_refused_with_the_reason(exported):
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Embedding(5, 4), torch.nn.Flatten())

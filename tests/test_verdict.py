@@ -11,7 +11,9 @@ from small_updates import pictures, sent_by
 from jaxleak import Batch, audit, capture, defenses, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.labels import Labels, labels_of
+from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
+from jaxleak.audit._verdict.update import _without_ssim
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
 
@@ -246,12 +248,59 @@ def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
     assert "in which the row of one class is opposite to all others" in verdict.reasons[0]
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 8, 1), (8, 2, 1)])
-def test_a_table_of_several_samples_is_refused_at_once(shape):
-    model = models.mlp(shape, 3, widths=(6,))
+def test_several_rows_of_a_table_are_taken():
+    model = models.mlp((1, 1, 6), 4, widths=(8,))
+    variables, batch = reference.drawn(model), reference.uniform(2, 1, 1, 1, 6, seed=1)
+    gradient = protocols.ClientShare(model)(variables, Batch(batch, jnp.arange(2), jnp.arange(2)))
+    assert audit.update(model, variables, gradient, batch_size=2, minutes=1e-3).verdict == "leaks"  # labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "samples", "facts"),
+    [
+        ((1, 1, 6), 2, {}),
+        ((2, 4, 1), 2, {}),
+        ((1, 1, 6), 1, {"defense": "gaussian", "strength": 1e-4}),
+        ((1, 6, 1), 1, {"local_epochs": 2, "learning_rate": 0.1}),
+    ],
+)
+def test_rows_of_a_table_are_searched_and_certified(shape, samples, facts, monkeypatch):
+    monkeypatch.setattr(stages, "_FIRST", 200)
+    model = models.mlp(shape, 4, widths=(24,))
     variables = reference.drawn(model)
-    gradient = jax.tree.map(jnp.ones_like, variables["params"])
-    with pytest.raises(ValueError, match=r"image_shape must have at least 3x3 pixels for a batch of 2.*Fold a"):
-        audit.update(model, variables, gradient, batch_size=2)
-    with pytest.raises(ValueError, match="image_shape must have at least 3x3 pixels for a batch of 3"):
-        audit.update(model, variables, gradient, batch_size=1, local_steps=3, learning_rate=0.1)
+    x, y = reference.uniform(samples, *shape, seed=1), jnp.arange(samples)
+    steps = {name: value for name, value in facts.items() if name in ("local_epochs", "learning_rate")}
+    share = protocols.ClientShare(model, **steps)
+    gradient = share(variables, Batch(x[:, None], y, jnp.arange(samples)))
+    if "defense" in facts:
+        gradient = jax.tree.map(
+            lambda leaf: leaf + 1e-4 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), gradient
+        )
+    verdict = audit.update(model, variables, gradient, batch_size=samples, truth=(x, y), **facts)
+    assert verdict.verdict == "leaks"
+    assert verdict.best.shown.all()
+    assert min(verdict.metrics["psnr_each"]) > 25
+    assert "ssim" not in verdict.metrics
+
+
+def test_agreement_of_rows_is_explained():
+    row = Answer("fedleak_400", np.zeros((1, 1, 1, 6)), np.zeros(1, int), 0.0, 0.0, agreement=np.array([0.9]))
+    assert _without_ssim((1, 1, 6), [row])[0].startswith("Images with a side below 3 pixels, such as rows of a table,")
+    assert not _without_ssim((1, 1, 6), [row._replace(agreement=None)])  # equations compare no starts
+    assert not _without_ssim((3, 3, 1), [row])
+
+
+def test_a_certificate_of_a_row_takes_starts_that_differ_in_no_column():
+    columns = np.linspace(0, 1, 6).reshape(1, 1, 1, 6)
+    answer = Answer("fedleak_400", columns, np.zeros(1, int), 0.0, 0.0, agreement=np.array([0.98]))
+    assert not answer.shown.any()
+    assert answer._replace(agreement=np.array([0.991])).shown.all()
+    assert answer._replace(x=np.linspace(0, 1, 9).reshape(1, 3, 3, 1)).shown.all()  # an SSIM
+
+
+def test_a_row_is_flat_where_its_columns_are_one_number():
+    columns = np.linspace(0, 1, 6).reshape(1, 1, 1, 6)
+    for x, flat in ((columns, False), (np.full_like(columns, 0.5), True)):
+        answer = Answer("fedleak_400", x, np.zeros(1, int), 0.0, 0.0, agreement=np.ones(1))
+        assert answer.shown.all() != flat

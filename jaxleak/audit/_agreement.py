@@ -6,12 +6,15 @@ import numpy as np
 
 from jaxleak import metrics
 from jaxleak._base import Reconstruction
+from jaxleak.audit._similarity import similarity
 
 
 class Agreement(NamedTuple):
     """The two best starts of an attack, compared image by image."""
 
-    value: np.ndarray  # (N,) float64 in [-1, 1], SSIM between the two starts' images; 1 where they are the same
+    # (N,) float64 in [-1, 1], SSIM between the two starts' images; 1 where they are the same. Of images with a side
+    # below 3 pixels, such as rows of a table, one minus the largest difference of two of their numbers.
+    value: np.ndarray
     other: np.ndarray  # (N, H, W, C) in [0, 1], the second start's images in the order of the answer's
     undetermined: np.ndarray | None = None  # (N,) bool, `Rival.undetermined` where `rival` was asked; else None
 
@@ -47,4 +50,4 @@ def agreement(starts: Reconstruction) -> Agreement:
     known = np.isfinite(answer).all() and np.isfinite(other).all()
     if known:
         other = other[metrics.match_one_to_one(answer, other)]
-    return Agreement(metrics.ssim(answer, other), other)
+    return Agreement(similarity(answer, other), other)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxleak import _validate, metrics
+from jaxleak import _validate
 from jaxleak._base import Observation, PyTree, Share
 from jaxleak.attacks._inversion.gradient_term import Undone
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
 from jaxleak.audit._received import Received, misfit
+from jaxleak.audit._similarity import similarity
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 
 #: Standard deviation of the noise that a rival starts with; of natural images it leaves an SSIM of 0.1 to 0.5.
@@ -38,7 +39,7 @@ class Rival(NamedTuple):
     x: np.ndarray  # (N, H, W, C) in [0, 1], in the order of the answer's
     misfit: float  # |g' - g| / |g| of the rival's update
     answer_misfit: float  # the same of the answer, the lower one of before and after the descent that the rival had
-    similarity: np.ndarray  # (N,) SSIM between rival and answer
+    similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
     start_similarity: np.ndarray  # (N,) the same before the descent, when noise had just been added
 
     @property
@@ -103,8 +104,8 @@ def rival(
     found, before, after = _descend(received, observation, jnp.stack([first, noisy]), labels, iterations)
     other = np.asarray(found[1])
     return Rival(
-        other, float(after[1]), float(jnp.minimum(before[0], after[0])), metrics.ssim(other, answer),
-        metrics.ssim(np.asarray(noisy), answer),
+        other, float(after[1]), float(jnp.minimum(before[0], after[0])), similarity(other, answer),
+        similarity(np.asarray(noisy), answer),
     )  # fmt: skip
 
 

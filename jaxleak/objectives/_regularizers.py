@@ -41,20 +41,22 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
     - "isotropic": the mean of `sqrt(dv^2 + dh^2)` over channels and the pixels with a lower and a right neighbour.
 
     Args:
-        x: (B, H, W, C) images, H and W at least 2, or (B, P, h, w, c) tiles, in any unit.
+        x: (B, H, W, C) images, or (B, P, h, w, c) tiles, in any unit. An axis of one pixel has no differences and adds
+            nothing, so that images of one pixel, as rows of a table whose columns are channels, have no variation.
         kind: as above.
 
     Returns:
         () in the unit of `x`, >= 0, at most 2 for images in [0, 1]; the gradient is 0 where an image is constant.
 
     Raises:
-        ValueError: if x has no two image axes of at least two pixels, or `kind` is unknown.
+        ValueError: if x has no two image axes, or `kind` is unknown.
     """
     _validate.one_of(("anisotropic", "isotropic"), kind=kind)
-    if x.ndim not in (4, 5) or min(x.shape[-3:-1]) < 2:
-        raise ValueError(f"mean_total_variation needs images of at least 2x2 pixels, got shape {x.shape}")
-    if kind == "anisotropic":
-        return absolute(jnp.diff(x, axis=-3)).mean() + absolute(jnp.diff(x, axis=-2)).mean()
+    if x.ndim not in (4, 5):
+        raise ValueError(f"mean_total_variation needs images (B, H, W, C) or tiles, got shape {x.shape}")
+    if kind == "anisotropic" or min(x.shape[-3:-1]) < 2:  # along one axis both kinds are the same
+        means = [absolute(jnp.diff(x, axis=axis)).mean() for axis in (-3, -2) if x.shape[axis] > 1]
+        return sum(means, jnp.zeros((), x.dtype))
     corner = x[..., :-1, :-1, :]
     square = (x[..., 1:, :-1, :] - corner) ** 2 + (x[..., :-1, 1:, :] - corner) ** 2
     return _tree.root(square).mean()
@@ -67,7 +69,7 @@ def relative_total_variation(x: jax.Array) -> jax.Array:
     (`row_space_distance`) are not pulled towards black.
 
     Args:
-        x: (B, H, W, C) images in any unit, H and W at least 2.
+        x: (B, H, W, C) images in any unit.
 
     Returns:
         () >= 0, without a unit.

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxleak import metrics
 from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.metrics._images import RECOGNISED_ABOVE
 
 _MULTI_LABEL = "labels of several classes per image cannot be scored; give x alone, without y"
 
@@ -53,13 +54,42 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
     """The scores of an answer, and the true images in the answer's order.
 
     The scores are those of `metrics.image_scores`, and `psnr_each` in dB and `ssim_each` in the answer's order; a mean
-    hides that one image of several is wrong.
+    hides that one image of several is wrong. Where some images are certified and others are not, the certified ones
+    choose their true images first. The least sum of squared errors, which the worst images dominate, would give one
+    that is right another's truth.
     """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none
     found, order = metrics.image_scores(x, best.x, true_labels=y, labels=best.y if answered else None)
-    ordered, shown = x[np.argsort(order)], np.clip(best.x, 0, 1)
-    each = {"psnr_each": metrics.psnr(ordered, shown).tolist()}
+    shown, certified = np.clip(best.x, 0, 1), best.shown
+    mixed = bool(certified.any() and not certified.all())
+    ordered = x[_certified_first(x, shown, certified) if mixed else np.argsort(order)]
+    each = {"psnr_each": metrics.psnr(ordered, shown)}
     if "ssim" in found:
-        each["ssim_each"] = metrics.ssim(ordered, shown).tolist()
-    return found | each, ordered
+        each["ssim_each"] = metrics.ssim(ordered, shown)
+    if mixed:
+        found["psnr"] = float(np.mean(each["psnr_each"]))
+        found["psnr_up_to_scale"] = float(np.mean(metrics.psnr_up_to_scale(ordered, shown)))
+    if mixed and "ssim" in found:
+        similarity = each["ssim_each"]
+        found["ssim"], found["ssim_max"] = float(np.mean(similarity)), float(np.max(similarity))
+        found["recognised"] = float(np.mean(similarity > RECOGNISED_ABOVE))
+    return found | {name: values.tolist() for name, values in each.items()}, ordered
+
+
+def _certified_first(truth: np.ndarray, images: np.ndarray, certified: np.ndarray) -> np.ndarray:
+    """(N,) which true image each image is paired with, one to one, by the least sum of squared errors in two parts.
+
+    Args:
+        truth: (N, H, W, channels).
+        images: the same shape and unit.
+        certified: (N,) bool, which images choose among all true ones; the others choose among those that are left.
+    """
+    import scipy
+
+    paired, left = np.zeros(len(truth), np.int64), np.arange(len(truth))
+    for part in (np.flatnonzero(certified), np.flatnonzero(~certified)):
+        flat = images[part].reshape(len(part), -1), truth[left].reshape(len(left), -1)
+        _, chosen = scipy.optimize.linear_sum_assignment(scipy.spatial.distance.cdist(*flat, "sqeuclidean"))
+        paired[part], left = left[chosen], np.delete(left, chosen)
+    return paired

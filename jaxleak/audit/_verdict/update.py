@@ -17,6 +17,7 @@ from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
+from jaxleak.audit._similarity import has_ssim
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
@@ -39,10 +40,15 @@ from jaxleak.audit._verdict.verdict import (
     Verdict,
 )
 from jaxleak.capture._update import per_weight
-from jaxleak.metrics._images import SSIM_SMALLEST
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
+#: What agreement is for images that are too small for SSIM.
+_WITHOUT_SSIM = (
+    "Images with a side below 3 pixels, such as rows of a table, have no SSIM. Agreement of independent starts is here "
+    "1 minus the largest difference of two of their numbers, wherever a reason speaks of SSIM: at 0.99 no column "
+    "differs by more than a hundredth of its range."
+)
 #: Where a search without the loss ends without an explanation of the update.
 _MORE_THAN_OUTPUTS = (
     "The search without the loss does not explain the update. More time may help. If the loss reads more than the "
@@ -114,7 +120,6 @@ def update(
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
     samples = known.batch_size * share.local_steps
-    _check_sides(model.image_shape, samples)
     defense = stated_defense(known, share)
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
@@ -158,23 +163,12 @@ def update(
     key = jax.random.key(seed)
     case = Case(share, seen, samples, store, key, shown, is_defended(known), defense, loss_known, precision)
     answers, said = _attacked(case)
-    said += _rounded_products()
+    said += _rounded_products() + _without_ssim(model.image_shape, answers)
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
     return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
-
-
-def _check_sides(image_shape: tuple[int, int, int], samples: int) -> None:
-    """Refuse at once what the search for several samples would break down on."""
-    if samples > 1 and min(image_shape[:2]) < SSIM_SMALLEST:
-        raise ValueError(
-            f"image_shape must have at least {SSIM_SMALLEST}x{SSIM_SMALLEST} pixels for a batch of {samples}, got "
-            f"{image_shape}: the search for several samples weighs the variation of images and compares its "
-            "starts by SSIM. Fold a signal of N samples into an image in which both sides are at least "
-            f"{SSIM_SMALLEST}, for example (12, 8, leads) for 96 samples, inside a wrapper model that unfolds it"
-        )
 
 
 def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
@@ -204,6 +198,12 @@ def _rounded_products() -> list[str]:
         f"JAX's setting jax_default_matmul_precision is {setting!r}, so that the attacks' own products are "
         "rounded and may miss a leak; 'float32' rounds none."
     ]
+
+
+def _without_ssim(image_shape: tuple[int, int, int], answers: list[Answer]) -> list[str]:
+    """What agreement means where starts were compared that are too small for SSIM."""
+    compared = any(answer.counted_agreement is not None for answer in answers)
+    return [_WITHOUT_SSIM] if compared and not has_ssim(image_shape) else []
 
 
 def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: float) -> str:

@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxleak import metrics
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
+from jaxleak.audit._similarity import has_ssim, similarity
 
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
@@ -24,6 +24,9 @@ AGREE_ABOVE = 0.95
 #: The same between starts of peeling, whose smoothing blurs both alike: three images that agreed to 0.95 to 0.96 had an
 #: SSIM of 0.56 to 0.70 to the truth, and those of the stored audits that are right agree to 0.997 and more.
 _PEELED_AGREE_ABOVE = 0.99
+#: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
+#: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
+_ROWS_AGREE_ABOVE = 0.99
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
 #: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
@@ -131,7 +134,9 @@ class Answer(NamedTuple):
 
     @property
     def agreement_needed(self) -> float:
-        """The SSIM between starts that a certificate takes."""
+        """The agreement between starts that a certificate takes: an SSIM, or as `similarity` says for rows."""
+        if not has_ssim(self.x.shape[1:]):
+            return _ROWS_AGREE_ABOVE
         return _PEELED_AGREE_ABOVE if self.kind in (PEELED, PEELED_ALONE) else AGREE_ABOVE
 
     @property
@@ -143,7 +148,9 @@ class Answer(NamedTuple):
         if self.agreement is None or not self.finished:
             return np.zeros(len(self.x), bool)
         # Where the update says nothing of the pixels, all starts end at the flat image that the prior prefers.
-        flat = self.x.std(axis=(1, 2)).max(axis=-1) < _FLAT_BELOW
+        # A row of a table has one pixel, whose channels are its columns.
+        single = self.x.shape[1:3] == (1, 1)
+        flat = (self.x.std(axis=-1).max(axis=(1, 2)) if single else self.x.std(axis=(1, 2)).max(axis=-1)) < _FLAT_BELOW
         return np.asarray((self.agreement >= self.agreement_needed) & ~flat)
 
 
@@ -241,7 +248,7 @@ def copied(best: Answer | None) -> list[Finding]:
     if best is None or not pairs:
         return []
     x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
-    alike = [pair for pair, same in zip(pairs, metrics.ssim(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
+    alike = [pair for pair, same in zip(pairs, similarity(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
     if not alike:
         return []
     copies = len({j for _, j in alike})

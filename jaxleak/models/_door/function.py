@@ -12,6 +12,7 @@ from jaxleak._precision import settle_products
 from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BatchNormMode, Classifier, Outputs
 from jaxleak.models._conv import FORMS, Form
+from jaxleak.models._door.codes import reads_codes
 from jaxleak.models._door.network import (
     FEW,
     Computed,
@@ -23,6 +24,14 @@ from jaxleak.models._door.network import (
 )
 from jaxleak.models._door.plan import Plan
 from jaxleak.models._door.refused import RefusedError
+
+#: Why a network is refused that looks some of its inputs up.
+_CODES = (
+    "the network reads some of its inputs as whole numbers (codes of an embedding), which a search over real numbers "
+    "in [0, 1] cannot find: audit it without them, or with one-hot columns as inputs, by which the network multiplies "
+    "the embedding's matrix. The rows of an embedding's gradient that are not zero name the codes of the batch all the "
+    "same"
+)
 
 LAYOUTS: tuple[Layout, ...] = ("NHWC", "NCHW")
 
@@ -153,6 +162,8 @@ def wrapped(
     settle_products()
     network = Network(functions, variables, size, layout, form)
     classes = network.check_logits(num_classes)
+    if any(reads_codes(network.traced(mode, FEW, network.shapes)[0]) for mode in functions):
+        raise RefusedError(_CODES)
     mode: BatchNormMode = "train" if "train" in functions else "eval"
     plan = network.plan(mode, FEW, variables)
     probabilities = ends_in_probabilities(plan.program)

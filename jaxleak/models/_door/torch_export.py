@@ -27,6 +27,12 @@ from jaxleak.models._door.torch_graph import (
 )
 from jaxleak.models._door.torch_layers import ActiveDropoutError
 
+#: What to do where the network reads rows of numbers.
+_FLATTEN = (
+    ". The network reads rows of numbers (B, N), and images arrive as (B, channels, H, W): it must flatten them "
+    "itself. Wrap it as nn.Sequential(nn.Flatten(), net), and save weights and update of the wrapped network as well"
+)
+
 
 def from_torch(
     module: Any,
@@ -105,6 +111,10 @@ def from_torch(
         raise RefusedError(
             f"{error}: nobody outside of the client knows its random masks. If the client trained without it, {way_out}"
         ) from None
+    except RefusedError as error:
+        if isinstance(module, torch.nn.Module) and _reads_rows(module, (channels, height, width)):
+            raise RefusedError(f"{error}{_FLATTEN}") from None
+        raise
     state = module.state_dict() if isinstance(module, torch.nn.Module) else module.state_dict
     # What the layers do decides, since not all keep statistics.
     by_batch = tuple(mode for mode, one in by_mode.items() if one.normalises_by_batch())
@@ -164,10 +174,13 @@ class _Graphs:
             except Exception as error:
                 if of_any_size:
                     return None
-                raise ValueError(
+                said = (
                     f"PyTorch cannot export this module in mode {self.mode!r} for {size} images {self.shape}: "
                     f"{str(error).splitlines()[0]}"
-                ) from error
+                )
+                if _reads_rows(self.module, self.shape):
+                    raise RefusedError(said + _FLATTEN) from error
+                raise ValueError(said) from error
         return _readable(exported, self.dropout)
 
     def _stop_drawing(self, exported: Any) -> bool:
@@ -193,6 +206,27 @@ class _Graphs:
             parts[name].training = False
             self.evaluated.append(shown)
         return bool(drawing)
+
+
+def _reads_rows(module: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a module gives logits of flat images (B, channels H W) alone, as an MLP that does not flatten them.
+
+    Args:
+        module: an `nn.Module`, which is left as it is.
+        shape: (channels, H, W).
+    """
+    import torch
+
+    module, images = copy.deepcopy(module).to("cpu").float().eval(), torch.zeros(2, *shape)
+
+    def gives_logits(x: Any) -> bool:
+        try:
+            with torch.no_grad(), _quiet():
+                return getattr(module(x), "ndim", 0) in (1, 2)
+        except Exception:  # whatever somebody's module says of images that it was not made for
+            return False
+
+    return gives_logits(images.flatten(1)) and not gives_logits(images)
 
 
 def _submodule(module: Any, name: str) -> Any:
