@@ -31,7 +31,7 @@ Without options, seed 0 should print (PSNR in dB; a grey image has 7.2):
 
 Every point trains the same federation with the defense and attacks one upload, by default with the recommended FedLeak,
 which infers its labels: an upload of the initial model, or after `--attacked-round` rounds of that training. Your own
-network begins with `--weights`, or with the weights that its file makes, the same for every seed; docs/your_attack.md
+network begins with `--weights`, or with those that its file makes, which a Linen class draws; docs/your_attack.md
 says what files of your own defense and attack hold. `--budget` (minutes) is shared by all studies, evenly, and what one
 leaves goes to the next; what does not fit is listed. Data, model, batch and rounds are CPU sizes and not the papers':
 `--data cifar10 --model resnet10 --batch-norm eval --batch-size 16 --iterations 10000` comes closer. The learning rate

@@ -11,8 +11,9 @@ from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
 from jaxleak._command.invert import run
 from jaxleak.audit._similarity import similarity
-from jaxleak.study.updates import Case, Outcome, attack, captions, compared
+from jaxleak.study.updates import Case, Outcome, attack, captions, compared, settings_as_run
 
+CASE = Case(data="digits", model="mlp", pool=8, batch_size=4, iterations=3, restarts=2)
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
 NOISE = np.random.default_rng(1).random((4, 12, 12, 3)).astype(np.float32)
 
@@ -100,8 +101,7 @@ def attacked(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "attack", remembered)
-        case = Case(data="digits", model="mlp", pool=8, batch_size=4, iterations=3, restarts=2)
-        found = invert.main(invert.Args(case=case, seeds=(0, 1), out=folder))
+        found = invert.main(invert.Args(case=CASE, seeds=(0, 1), out=folder))
     return folder, outcomes, found
 
 
@@ -120,6 +120,23 @@ def test_agreement_belongs_to_the_image_that_it_stands_beside(attacked):
     for outcome in attacked[1]:
         expected = metrics.ssim(outcome.estimate, outcome.second.other)
         np.testing.assert_allclose(outcome.second.value, expected, atol=1e-6)
+
+
+def test_arrays_of_a_run_are_those_that_were_scored(attacked):
+    folder = attacked[0]
+    stored = json.loads((folder / "results.json").read_text())
+    for seed in (0, 1):
+        found = np.load(folder / "reconstructions" / f"seed_{seed}.npz", allow_pickle=False)
+        assert found.keys() >= {"truth", "estimate", "curve", "labels", "labels_found", "answered", "other"}
+        assert found["truth"].shape == found["estimate"].shape == (4, 8, 8, 1)
+        own = stored["cells"][seed]
+        assert own["psnr"] == pytest.approx(found["psnr_each"].mean())
+        assert own["ssim"] == pytest.approx(found["ssim_each"].mean())
+        agree = metrics.label_multiset_accuracy(found["labels"], found["labels_found"])
+        assert own["label_accuracy"] == pytest.approx(agree)
+        assert found["answered"].all()
+    assert stored["settings"] == json.loads(json.dumps(settings_as_run(CASE, (8, 8, 1), 10)))
+    assert "| total variation | tv (anisotropic), weight " in (folder / "report.md").read_text()
 
 
 def test_the_contact_sheet_says_what_the_attacker_knows(attacked):

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak.study import updates
+from jaxleak import audit, metrics
+from jaxleak._command.invert.run import keep_arrays
+from jaxleak.study import RunFolder, updates
+from jaxleak.study.updates import _inversions
 
 ROOT = Path(__file__).parent.parent
 spec = importlib.util.spec_from_file_location("_offline", ROOT / "docs" / "_offline.py")
@@ -176,9 +179,57 @@ def test_an_attack_and_a_defense_of_ones_own_are_taken_as_they_are_printed(tmp_p
     assert np.std(sent) == pytest.approx(0.01, rel=0.02)
 
 
+def test_a_table_goes_on_where_it_was_and_takes_one_more_seed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(programs("docs/your_attack.md")[0])
+    program, ran = programs("docs/scale.md")[0], []
+    for before, after in {
+        '"convnet", "photographs", (1, 4), (0, 1, 2)': '"mlp", "digits", (1,), SEEDS',
+        '"dlg": 300, "inverting_gradients": 4800, "fedleak": 1000, ': '"fedleak": 2, ',
+        '("gaussian", 0.01), ("sparsification", 10.0), ("mine.py:uniform_noise", 0.01)': '("gaussian", 0.0),',
+    }.items():
+        assert before in program
+        program = program.replace(before, after)
+
+    def attack(case, seed, **_):
+        if (case.attack, seed, kill) == ("mine.py:every_tensor_alike", 1, True):
+            raise KeyboardInterrupt
+        ran.append((case.attack, seed))
+        images = np.full((1, 8, 8, 1), 0.5)
+        return updates.Outcome(images, images / 2, {"psnr": 12.0, "ssim": 0.5}, np.ones(case.iterations))
+
+    monkeypatch.setattr(_inversions, "attack", attack)
+    kill = True
+    with pytest.raises(KeyboardInterrupt):
+        exec(program, {"SEEDS": (0, 1)})
+    assert len(ran) == 3  # both seeds of `fedleak`, and one of the own attack; noise of strength 0 is refused
+    kill = False
+    exec(program, {"SEEDS": (0, 1)})
+    exec(program, {"SEEDS": (0, 1, 2)})
+    assert len(ran) == len(set(ran)) == 2 * 3
+    rows = Path("runs/table/table.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 3
+    assert rows[0].startswith("attack,iterations,defense,strength,adaptive,batch_size,seed,psnr,psnr_grey,ssim,")
+    assert rows[2] == "fedleak,2,,0.0,False,1,1,12.0,,0.5,,,"
+    assert "not run: fedleak, gaussian, batch size 1: strength of gaussian must be given" in capsys.readouterr().out
+
+
+def test_a_metric_of_ones_own_is_applied_to_what_a_run_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder("runs/mine", "invert", {}, fresh=False)
+    images, labels = np.full((2, 8, 8, 1), 0.5), np.array([3, 4])
+    found = updates.Outcome(images, images / 2, {}, np.zeros(0), None, labels, labels, np.ones(2, bool))
+    keep_arrays(folder, 7, found)
+    run("docs/scores.md")
+    assert capsys.readouterr().out == f"seed_7 [0.25 0.25] {metrics.psnr(images, images / 2)} [3 4]\n"
+    page = (ROOT / "docs/scores.md").read_text()
+    second = audit.Agreement(np.ones(2), images, np.zeros(2, bool))
+    assert [name for name in found._replace(second=second).arrays() if f"`{name}`" not in page] == []
+
+
 @pytest.mark.slow
 def test_many_clients_are_attacked_in_one_program(capsys):
-    names = run("docs/scale.md")
+    names = run("docs/scale.md", 1, 2)
     assert not names["frozen"].any()
     printed = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert len(printed) == 3

@@ -27,6 +27,7 @@ FLOORS = {
             "_compiled",
             "_configuration",
             "_identity",
+            "_in_words",
             "_lazy",
             "_lock",
             "_magnitudes",

@@ -18,6 +18,7 @@ from jaxleak.attacks import client_updates, presets
 from jaxleak.audit import Agreement
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study import RunFolder
 from jaxleak.study.updates import (
     Case,
     Outcome,
@@ -26,6 +27,7 @@ from jaxleak.study.updates import (
     check_effect,
     observe,
     resolved,
+    settings_as_run,
     victim,
     where_seen,
 )
@@ -343,22 +345,44 @@ def test_a_report_counts_images_and_says_who_knew_what(monkeypatch):
     written = []
     monkeypatch.setattr(report, "write_markdown", lambda folder, title, **parts: written.append(parts))
     args = invert.Args(Case(batch_size=2, model="mlp", defense="gaussian", strength=0.1), seeds=(0, 1))
-    report.write(None, args, "the model", [_outcome(0, 20.0), _outcome(1, 30.0)])
+    settings = settings_as_run(args.case, (8, 8, 1), 10)
+    report.write(None, args, "the model", [_outcome(0, 20.0), _outcome(1, 30.0)], settings)
     assert written[0]["answer"].startswith("The attack recovered 2 of 4 images")
     assert "mean PSNR is 25.0 dB, where grey images have 10.0 dB" in written[0]["answer"]
-    (method,) = written[0]["method"]
+    method, _, table = written[0]["method"]
+    assert "| iterations | 400 iterations; the preset's own number is 1,000, so that this search is shorter |" in table
     assert "of mlp from 2 images and defended it with gaussian of strength 0.1, which the attacker does not" in method
     assert method.endswith("from one start.")
     known = replace(args.case, adaptive=True, restarts=3, batch_size=1)
     for matched, count, verb in ((1.0, "1 image whose", "matches"), (0.0, "1 image whose", "does not match")):
         metrics = {"gradient_matched": matched, "answered": 1.0, "score": 0.5, "agreement": 0.25}
-        report.write_captured(None, replace(args, case=known), "the model", metrics)
+        report.write_captured(None, replace(args, case=known), "the model", metrics, settings)
         assert f"found {count} gradient {verb} the update" in written[-1]["answer"]
         assert "from 1 image and defended" in written[-1]["method"][0]
         assert "which the attacker knows" in written[-1]["method"][0]
         known_noise = "searched from 3 independent starts. Knowing the noise of gaussian, the attacker compares by"
         assert known_noise in written[-1]["method"][0]
         assert any("Agreement" in text for text in written[-1]["sections"][0].text)
+
+
+def test_arrays_of_every_seed_are_kept_and_those_of_other_seeds_are_not(tmp_path):
+    folder = RunFolder(tmp_path, "invert", {}, fresh=False)
+    second = Agreement(np.array([0.5, 0.25]), np.zeros((2, 8, 8, 1)))
+    done = _outcome(1, 20.0, second)._replace(labels=np.array([3, 4]), labels_found=np.array([3, 5]))
+    for seed in (2, 10, 7):
+        command.keep_arrays(folder, seed, done)
+    command.forget_arrays(folder, (10, 2))
+    kept = folder.path / "reconstructions"
+    assert f"the images as arrays are in {kept}: seed_2.npz, seed_10.npz" in folder.contents()
+    found = np.load(kept / "seed_10.npz", allow_pickle=False)
+    np.testing.assert_array_equal(found["truth"], done.truth)
+    np.testing.assert_array_equal(found["estimate"], done.estimate)
+    np.testing.assert_allclose(found["psnr_each"], 20.0)
+    assert found["ssim_each"].shape == (2,)
+    assert (found["labels"].tolist(), found["labels_found"].tolist()) == ([3, 4], [3, 5])
+    assert found["agreement"].tolist() == [0.5, 0.25]
+    thin = done._replace(truth=done.truth[:, :1], estimate=done.estimate[:, :1])
+    assert "ssim_each" not in thin.arrays()  # tables have no SSIM
 
 
 @pytest.mark.parametrize("option", ["save_payload", "save_weights"])

@@ -189,8 +189,8 @@ NAMES = {
         draw_distances draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT
         Inversion Inversions kind_of_defense observe Outcome own_opinion parameter_count parse_strengths public_images
         RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
-        seconds_of_update share_of sources_of_update swept_points SYNTHETIC trade_off_runner TradeOffPoint trained
-        Training Utilities Utility utility_of Victim victim where_seen
+        seconds_of_update settings_as_run share_of sources_of_update swept_points SYNTHETIC trade_off_runner
+        TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """
         CANDIDATES distances NOISE reach_of_row

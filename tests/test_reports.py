@@ -130,6 +130,7 @@ def test_an_inversion_leaves_a_report(studies):  # noqa: F811
     _opens_with_the_answer_and_ends_with_the_command(text, "The attack recovered [0-2] of 2 images", command)
     _pictures_are_there_and_captioned(studies.out)
     assert re.findall(r"^\| (\d) \|", text, re.MULTILINE) == ["5", "7"]
+    assert {path.name for path in (studies.out / "reconstructions").iterdir()} == {"seed_5.npz", "seed_7.npz"}
 
 
 @pytest.mark.slow

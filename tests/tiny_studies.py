@@ -166,7 +166,8 @@ class Studies:
         truth = np.asarray(victim(case, seed).private.x[: case.images, 0])
         scores = dict.fromkeys(SCORES, float(truth.mean()))
         second = Agreement(np.full(len(truth), 1 / (1 + seed)), truth) if case.restarts > 1 else None
-        return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed), second)
+        labels = np.arange(len(truth))
+        return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed), second, labels, labels)
 
     def distances(self, case, sharpness, batches, seed, *_):
         """A stub: distances that are those of the seed."""

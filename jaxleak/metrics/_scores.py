@@ -96,12 +96,26 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
             f"truth must be (N, H, W, channels), got {truth.shape}, whose channels seem to come first: "
             "transpose truth and estimate by (0, 2, 3, 1)"
         )
+    warn_of_clipped(
+        estimate,
+        "; if they are of another unit, undo it first: divide by 255, or x * std + mean. Attacks that do not keep "
+        "their pixels in [0, 1], such as dlg, have such answers, too",
+    )
+
+
+def warn_of_clipped(estimate: np.ndarray, why: str) -> None:
+    """Log how much of an estimate clipping to [0, 1] changes, where that is more than a quarter of its pixels.
+
+    Args:
+        estimate: images of any shape, before they are clipped.
+        why: what the message ends with.
+    """
     clipped = float(np.mean((estimate < -_BEYOND) | (estimate > 1 + _BEYOND))) if estimate.size else 0.0
     if clipped > _CLIPPED:
         _log.warning(
-            "%.0f%% of the estimate's pixels lie outside [0, 1] (%.3g to %.3g) and are clipped; if they are of another "
-            "unit, undo it first: divide by 255, or x * std + mean",
+            "%.0f%% of the estimate's pixels lie outside [0, 1] (%.3g to %.3g) and are clipped%s",
             100 * clipped,
             estimate.min(),
             estimate.max(),
+            why,
         )

@@ -134,6 +134,11 @@ class RunFolder:
         """Where checkpoints go."""
         return self.path / "checkpoints"
 
+    @property
+    def reconstructions(self) -> Path:
+        """Where an inversion keeps the images of every seed as arrays; there is no such folder in other runs."""
+        return self.path / "reconstructions"
+
     def figure(self, name: str) -> Path:
         """Path of a figure."""
         return self.path / "figures" / name
@@ -184,7 +189,12 @@ class RunFolder:
             write_text(file, kept)
 
     def finish(
-        self, metrics: Mapping[str, Any], *, status: str = "complete", cells: list[dict[str, Any]] | None = None
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        status: str = "complete",
+        cells: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write results.json and return its path; the status of a table none of whose cells ran is never "complete".
 
@@ -192,6 +202,7 @@ class RunFolder:
             metrics: numbers by name, or by several names one below the other.
             status: what a run is called that has come to its end.
             cells: cells of a table, each with its number or `not_run`.
+            settings: what the run resolved its options to, where it says so.
         """
         if not self.writes:
             return self.path / "results.json"
@@ -202,6 +213,7 @@ class RunFolder:
             "experiment": self.experiment,
             "status": status if ran else "nothing was run",
             "config": self.config,
+            **({} if settings is None else {"settings": settings}),
             "provenance": provenance(),
             "timing": self.seconds,
             "metrics": metrics,
@@ -211,14 +223,22 @@ class RunFolder:
         return self.path / "results.json"
 
     def contents(self) -> str:
-        """Where the results are, and on the last line where the pictures are: what a command ends with."""
+        """Where results and arrays are, and on the last line where the pictures are: what a command ends with."""
         said = f"results are in {self.path / 'results.json'}"
         report = self.path / "report.md"
         if report.exists():
             said += f"\nthe report is {report}"
-        if names := sorted(path.name for path in (self.path / "figures").glob("*.png")):
-            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            said += f"\npictures are in {self.path / 'figures'}: {shown}"
+        if (alone := self.path / "reconstruction.npz").exists():
+            said += f"\nthe images as arrays are in {alone}"
+        arrays = sorted((path.name for path in self.reconstructions.glob("seed_*.npz")), key=lambda n: (len(n), n))
+        pictures = sorted(path.name for path in (self.path / "figures").glob("*.png"))
+        for what, folder, names in (
+            ("the images as arrays are in", self.reconstructions, arrays),
+            ("pictures are in", self.path / "figures", pictures),
+        ):
+            if names:
+                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                said += f"\n{what} {folder}: {shown}"
         return said
 
 

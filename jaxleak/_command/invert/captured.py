@@ -30,6 +30,7 @@ from jaxleak.study.updates import (
     own_opinion,
     public_images,
     resolved,
+    settings_as_run,
     share_of,
     where_seen,
 )
@@ -101,8 +102,9 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     title = f"{case.attack} on {case.model}: images that the attack found, in no particular order"
     sheets.comparison_sheet(folder.figure("contact_sheet.png"), rows, title=title, truth_first=False)
     report.draw_distances(folder, {"the captured update": first_distances(infos)})
-    report.write_captured(folder, args, threat, metrics)
-    folder.finish(metrics, cells=cells or None)
+    settings = settings_as_run(case, args.image_shape, args.num_classes)
+    report.write_captured(folder, args, threat, metrics, settings)
+    folder.finish(metrics, cells=cells or None, settings=settings)
     print_measures(report.MEASURES_CAPTURED, metrics)
     print(folder.contents())
     return metrics

@@ -7,8 +7,9 @@ import numpy as np
 
 from jaxleak._command.invert.options import Args
 from jaxleak.study import Progress, RunFolder, plots
-from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
+from jaxleak.study.reports import Measure, Section, command_line, markdown_table, measured, write_markdown
 from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome, resolved
+from jaxleak.study.updates._described import settings_in_rows
 
 _AGREEMENT = (
     "Agreement is the SSIM between the images of the two best independent starts: evidence that an image is right "
@@ -80,7 +81,9 @@ def draw_distances(folder: RunFolder, curves: Mapping[str, np.ndarray]) -> None:
         )  # fmt: skip
 
 
-def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Outcome]) -> None:
+def write(
+    folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Outcome], settings: Mapping[str, Any]
+) -> None:
     """Write the report of attacks on simulated clients.
 
     Args:
@@ -88,6 +91,7 @@ def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Out
         options: the command's options.
         granted: what the attacker is granted, in words.
         outcomes: one per seed.
+        settings: what `settings_as_run` says of the attack.
     """
     case, scores = options.case, [outcome.scores for outcome in outcomes]
     columns = [measure for measure in MEASURES if measure.key in scores[0]]
@@ -117,12 +121,14 @@ def write(folder: RunFolder, options: Args, granted: str, outcomes: Sequence[Out
                 rows,
             )
         ],
-        method=(_method(options, granted),),
+        method=(_method(options, granted), *_set(settings)),
         captions=_CAPTIONS,
     )
 
 
-def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapping[str, float]) -> None:
+def write_captured(
+    folder: RunFolder, options: Args, granted: str, metrics: Mapping[str, float], settings: Mapping[str, Any]
+) -> None:
     """Write the report of an attack on an update from elsewhere.
 
     Args:
@@ -130,6 +136,7 @@ def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapp
         options: the command's options.
         granted: what the attacker is granted, in words.
         metrics: the metrics of results.json.
+        settings: what `settings_as_run` says of the attack.
     """
     count, verb = options.case.images, "matches" if metrics["gradient_matched"] > 0 else "does not match"
     answer = (
@@ -150,9 +157,17 @@ def write_captured(folder: RunFolder, options: Args, granted: str, metrics: Mapp
                 measured(MEASURES_CAPTURED, metrics),
             )
         ],
-        method=(_method(options, granted),),
+        method=(_method(options, granted), *_set(settings)),
         captions=_CAPTIONS_CAPTURED,
     )
+
+
+def _set(settings: Mapping[str, Any]) -> tuple[str, str]:
+    text = (
+        "It was set as follows; what the options leave open is as the preset, the model and the defense decide it. "
+        "Weights have no unit: each multiplies a term beside the comparison with the update."
+    )
+    return text, "\n".join(markdown_table(("setting", "value"), settings_in_rows(settings)))
 
 
 def _reading(agreement: bool) -> tuple[str, ...]:

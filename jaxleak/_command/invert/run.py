@@ -13,7 +13,7 @@ from jaxleak._own_files import short_name
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, default_out, distributed, sheets
-from jaxleak.study.files import jsonable, naming
+from jaxleak.study.files import jsonable, naming, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.updates import (
     Case,
@@ -27,6 +27,7 @@ from jaxleak.study.updates import (
     public_images,
     require_memory_of_update,
     resolved,
+    settings_as_run,
     sources_of_update,
     victim,
 )
@@ -69,7 +70,8 @@ def main(args: Args) -> dict[str, float]:
         seed: Checkpoints(folder.checkpoints / str(seed), identity | {"seed": seed}, fresh=args.fresh)
         for seed in args.seeds
     }
-    threat = resolved(case).granted(_attackable(case, args.seeds[0]))
+    model = _attackable(case, args.seeds[0])
+    threat = resolved(case).granted(model)
     for seed in args.seeds:
         folder.sources.bind(sources_of_update(case, seed))
     print(f"the attacker is granted: {threat}")
@@ -84,15 +86,18 @@ def main(args: Args) -> dict[str, float]:
             with folder.phase("attack"):
                 outcomes.append(attack(case, seed, callbacks=(shown,), checkpoints=saved[seed], devices=devices))
             folder.log(seed=seed, **outcomes[-1].scores)
+            keep_arrays(folder, seed, outcomes[-1])
+    forget_arrays(folder, args.seeds)
     metrics = summary(outcomes)
     draw(folder, case, args.seeds, outcomes)
-    report.write(folder, args, threat, outcomes)
+    settings = settings_as_run(case, tuple(model.image_shape), model.num_classes)
+    report.write(folder, args, threat, outcomes, settings)
     cells = [
         {"seed": seed, **o.scores}
         | ({} if o.second is None else {f"{field}_of_each": value for field, value in compared(o.second).items()})
         for seed, o in zip(args.seeds, outcomes, strict=True)
     ]
-    folder.finish(metrics, cells=cells)
+    folder.finish(metrics, cells=cells, settings=settings)
     print_measures((*report.MEASURES, *(report.SPREAD if len(outcomes) > 1 else ())), metrics)
     print(folder.contents())
     return metrics
@@ -132,6 +137,21 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     names = outcomes[0].scores
     means = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in names}
     return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
+
+
+def keep_arrays(folder: RunFolder, seed: int, outcome: Outcome) -> None:
+    """Write what `Outcome.arrays` gives to `reconstructions/seed_<seed>.npz`, once a seed is done."""
+    if folder.writes:
+        folder.reconstructions.mkdir(exist_ok=True)
+        write_npz(folder.reconstructions / f"seed_{seed}.npz", outcome.arrays())
+
+
+def forget_arrays(folder: RunFolder, seeds: Sequence[int]) -> None:
+    """Remove arrays of other seeds: an earlier command wrote them, perhaps with other options, as its results were."""
+    kept = {f"seed_{seed}.npz" for seed in seeds}
+    for file in folder.reconstructions.glob("seed_*.npz") if folder.writes else ():
+        if file.name not in kept:
+            file.unlink()
 
 
 def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Outcome]) -> None:

@@ -156,10 +156,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
     simulates = settings.compare.reads_labels or (settings.white_point and model.has_batch_norm)
     if (loss := loss_of(share)) is not None and simulates:
         check_soft_labels(loss, model.num_classes, setup.of_a_step)
-    smoothing = settings.smoothing if isinstance(settings.smoothing, Smoothing) else None
-    if settings.smoothing == "auto":
-        recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
-        smoothing = recommended if recommended is not None and has_kinks(model) else None
+    smoothing = resolved_smoothing(settings, model, batch_size)
     labels = label_source(settings.labels, setup)
     weighed = priors.resolved(settings.priors, setup, settings.candidate)
     reads = Reads(
@@ -180,6 +177,14 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
         optax.with_extra_args_support(settings.optimizer),
         reads,
     )
+
+
+def resolved_smoothing(settings: Settings, model: Classifier, batch_size: int) -> Smoothing | None:
+    """The schedule that settings stand for on a model, for B = `batch_size` images; None leaves kinks exact."""
+    if settings.smoothing != "auto":
+        return settings.smoothing
+    recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
+    return recommended if recommended is not None and has_kinks(model) else None
 
 
 def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:

@@ -47,7 +47,7 @@ def single_label(head: HeadGradient, batch_size: int) -> jax.Array:
         ValueError: if the batch size is not 1.
     """
     if batch_size != 1:
-        raise ValueError(f"single_label infers the label of one sample, got batch_size {batch_size}")
+        raise ValueError(_of_one_sample("single_label", batch_size))
     return _smallest(head.kernel_gradient.sum(axis=0), 1)
 
 
@@ -61,7 +61,7 @@ def longest_column(head: HeadGradient, batch_size: int) -> jax.Array:
         ValueError: if the batch size is not 1.
     """
     if batch_size != 1:
-        raise ValueError(f"longest_column infers the label of one sample, got batch_size {batch_size}")
+        raise ValueError(_of_one_sample("longest_column", batch_size))
     if head.kernel_gradient.shape[1] == 2:
         return single_label(head, batch_size)
     return _smallest(-jnp.linalg.norm(head.kernel_gradient, axis=0), 1)
@@ -259,6 +259,14 @@ def label_of_one_sample(gradient: HeadLayer) -> jax.Array:
         gradient: kernel and bias gradient of the last dense layer, or of rows of classes in its place.
     """
     return infer_labels(rule_of_one_sample(gradient.bias), gradient.kernel, gradient.bias, 1)
+
+
+def _of_one_sample(rule: str, batch_size: int) -> str:
+    return (
+        f"{rule} infers the label of one sample, got batch_size {batch_size}: for more, take the rule calibrated "
+        "(--labels calibrated), or corrected_counts if the last dense layer has no bias, or have the labels granted "
+        "(--labels given)"
+    )
 
 
 def _check_distinct(rule: str, head: HeadGradient, batch_size: int) -> None:

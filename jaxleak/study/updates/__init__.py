@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         first_distances,
         observe,
         own_opinion,
+        settings_as_run,
         where_seen,
     )
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
@@ -68,6 +69,7 @@ _MODULE_OF = {
             "first_distances",
             "observe",
             "own_opinion",
+            "settings_as_run",
             "where_seen",
         ),
         "_problem",
@@ -130,6 +132,7 @@ __all__ = [
     "resolved",
     "run_trade_off",
     "seconds_of_update",
+    "settings_as_run",
     "share_of",
     "sources_of_update",
     "swept_points",

@@ -183,9 +183,15 @@ class Resolved:
     @property
     def labels_from(self) -> str:
         """Where the attack has the labels from, in words."""
-        labels = "none" if self.iterative is None else self.iterative.labels
-        words = {"given": "granted", "joint": "optimised with the images", "none": "not needed by the attack"}
-        return words.get(labels, f"inferred by the rule {labels}")
+        return labels_in_words("none" if self.iterative is None else self.iterative.labels)
+
+    @property
+    def free_pixels(self) -> bool:
+        """Whether the attack searches in pixels that it does not keep in [0, 1], as DLG."""
+        if self.iterative is None or not self.iterative.candidate.of_pixels:
+            return False
+        beyond = jnp.array([-2.0, 3.0])
+        return bool(jnp.any(self.iterative.candidate.project(beyond) == beyond))
 
     @property
     def knows_noise(self) -> str:
@@ -214,6 +220,12 @@ class Resolved:
             source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
             extra.append(f"public images ({source})")
         return ", ".join(["the model", update, "the batch size", *extra])
+
+
+def labels_in_words(labels: str) -> str:
+    """Where an attack with `Settings.labels` has the labels from, in words."""
+    words = {"given": "granted", "joint": "optimised with the images", "none": "not needed by the attack"}
+    return words.get(labels, f"inferred by the rule {labels}")
 
 
 @functools.lru_cache(maxsize=256)

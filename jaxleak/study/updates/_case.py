@@ -34,8 +34,8 @@ class Case:
     std: tuple[float, ...] | None = None
     """Deviation per channel (standard deviation), by which the input is divided after the mean was subtracted."""
     weights: Path | None = None
-    """File of weights (safetensors, npz or .pt), or a folder that Orbax has written; without it, built-in networks draw
-    their weights, and your own has those that its file makes."""
+    """File of weights (safetensors, npz or .pt), or a folder that Orbax has written; without it, built-in networks and
+    Linen classes draw new ones for every seed, and other networks of your own have those that their file makes."""
     data: str = "natural_patches"
     """Data set: one that docs/data.md lists."""
     pool: int = 256

@@ -18,7 +18,7 @@ from jaxleak.study.updates._attacker import check, resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
-from jaxleak.study.updates._problem import attack, attack_on, compared
+from jaxleak.study.updates._problem import attack, attack_on
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
 
@@ -87,12 +87,7 @@ class Inversions(Generic[Kind]):
         return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
 
     def run(self, job: Kind, seed: int) -> Result:
-        """Attack; leaves `truth` and `estimate` (B, H, W, C), matched one to one, and `curve` (iterations,).
-
-        With several starts it also leaves the second best answer, `other` (B, H, W, C), and how well the best one
-        agrees with it, `agreement` (B,); where the gradient is matched, `undetermined` (B,), whether another image
-        explains the update as well.
-        """
+        """Attack; leaves the arrays of `Outcome.arrays`, the images matched one to one."""
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -110,10 +105,7 @@ class Inversions(Generic[Kind]):
             callbacks=(lambda done, run, infos: self.watch(what, done, job.case.iterations),),
             checkpoints=saved,
         )
-        images = {"truth": outcome.truth, "estimate": outcome.estimate, "curve": outcome.curve}
-        if outcome.second is not None:
-            images |= {"other": outcome.second.other, **compared(outcome.second)}
-        return Result({**outcome.scores, **reached}, images)
+        return Result({**outcome.scores, **reached}, outcome.arrays())
 
 
 def _require_attack(case: Case) -> None:

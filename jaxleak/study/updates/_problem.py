@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,17 @@ from jaxleak._tree import where_seen as where_seen
 from jaxleak.attacks import adaptive, client_updates
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss
 from jaxleak.attacks._inversion.gradient_term import to_explain
+from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.metrics._images import RECOGNISED_ABOVE as RECOGNISED_ABOVE
+from jaxleak.metrics._images import SSIM_SMALLEST
+from jaxleak.metrics._scores import warn_of_clipped
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import HELD_OUT, Case
 from jaxleak.study.updates._client import Victim, client_of, victim
+from jaxleak.study.updates._described import described_settings
 from jaxleak.study.updates._own_defense import kind_of_defense
 from jaxleak.study.updates._public_data import generator_for
 
@@ -35,6 +39,28 @@ class Outcome(NamedTuple):
     scores: dict[str, float]
     curve: np.ndarray  # (iterations,) data distance of the first restart along the run
     second: audit.Agreement | None = None  # second best start, in the order of `truth`; None for a single start
+    labels: np.ndarray | None = None  # (B,) int, the true ones
+    labels_found: np.ndarray | None = None  # (B,) int, of the matched images; -1 where the attack seeks none
+    answered: np.ndarray | None = None  # (B,) bool, False where the attack knows that it has no answer
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a file keeps, so that a metric of one's own can be applied later; all in the order of `truth`.
+
+        `truth` and `estimate` (B, H, W, channels) in [0, 1], as they were scored; `curve` (iterations,); `psnr_each`
+        (B,) in dB, and `ssim_each` (B,) in [-1, 1] of images with sides of 3 pixels or more; `labels`, `labels_found`
+        and `answered` (B,), where they are known. Of two starts or more also `other` (B, H, W, channels), the second
+        best answer, and `agreement` (B,), the SSIM between the two; where the gradient is matched, `undetermined` (B,),
+        whether another image explains the update as well.
+        """
+        found = {"truth": self.truth, "estimate": self.estimate, "curve": self.curve}
+        found["psnr_each"] = metrics.psnr(self.truth, self.estimate)
+        if min(self.truth.shape[1:3]) >= SSIM_SMALLEST:
+            found["ssim_each"] = metrics.ssim(self.truth, self.estimate)
+        of_each = {"labels": self.labels, "labels_found": self.labels_found, "answered": self.answered}
+        found |= {name: values for name, values in of_each.items() if values is not None}
+        if self.second is not None:
+            found |= {"other": self.second.other, **compared(self.second)}
+        return {name: np.asarray(values) for name, values in found.items()}
 
 
 def _attack(
@@ -77,11 +103,28 @@ def attack_on(
     Raises:
         ValueError: on settings, a model and a defense that do not go together.
     """
+    if variables is None:
+        model, share, settings = _drawn_parts(case, image_shape, num_classes, generator)
+    else:
+        model, share, settings = _parts_of_attack(case, image_shape, num_classes, generator, variables)
+    if settings is None or not case.adaptive or case.defense is None:
+        return resolved(case, generator).build(model, cast(protocols.ClientShare, share))
+    return attacks.inversion(model, share, settings, batch_size=case.images)
+
+
+def _parts_of_attack(
+    case: Case,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    generator: client_updates.PublicGenerator | None = None,
+    variables: PyTree = None,
+) -> tuple[models.Classifier, Share, attacks.Settings | None]:
+    """The model, what the attacker takes for the client's share, and its settings; arguments as in `attack_on`."""
     # The client is built without its defense: only `adaptive.informed` may know of it.
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
-        return resolved(case, generator).build(model, shown)
+        return model, shown, resolved(case, generator).iterative
     chosen = {"tv": case.tv, "activation": case.activation_penalty}
     known = adaptive.informed(
         defenses.client_defense(kind_of_defense(case.defense), case.strength, local_steps=shown.total_steps),
@@ -97,10 +140,32 @@ def attack_on(
     adapted = known.settings
     if case.labels is not None:  # the case's label rule has precedence over the one that the defense suggests
         adapted = adapted._replace(labels=case.labels)
-    return attacks.inversion(model, known.share, adapted, batch_size=case.images)
+    return model, known.share, adapted
 
 
+# What an attacker knows of a private defense is measured, which takes seconds; attack and description share it.
+_drawn_parts = functools.lru_cache(maxsize=32)(_parts_of_attack)
 _compiled_attack = functools.cache(attack_on)
+
+
+@functools.lru_cache(maxsize=32)
+def settings_as_run(case: Case, image_shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
+    """What the attack of a case runs with, in words and numbers that JSON can keep; what a preset leaves to the model
+    or to the defense is resolved.
+
+    Weights have no unit: they multiply a term of the objective. An attacker who knows a defense by the weights of the
+    model is described for weights that it draws. A trained generator is described as it is before its training.
+
+    Args:
+        case: what is attacked, and with what.
+        image_shape: (H, W, channels).
+        num_classes: C >= 2.
+
+    Raises:
+        ValueError: on settings, a model and a defense that do not go together.
+    """
+    model, share, settings = _drawn_parts(_compiled(case), image_shape, num_classes, None)
+    return described_settings(case, settings, Setup(model, share, case.images))
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
@@ -242,6 +307,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
     """Score the answer against the truth, which no function before this one has seen."""
     found, second = answer.found, answer.second
     images, estimate = np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0])
+    estimate = _within(case, estimate)
     scores, order = metrics.image_scores(images, estimate, true_labels=truth.y, labels=np.asarray(found.y))
     scores |= {"score": float(found.score[0]), **own_opinion(found), "seconds": answer.seconds}
     if second is not None:
@@ -257,7 +323,17 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
             "cosine_distance": float(objectives.cosine(observed, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
         }
-    return Outcome(images, np.clip(estimate[order], 0, 1), scores, answer.curve, second)
+    labels, answered = np.asarray(truth.y), np.asarray(found.answered)[order]
+    estimate, labels_found = np.clip(estimate[order], 0, 1), np.asarray(found.y)[order]
+    return Outcome(images, estimate, scores, answer.curve, second, labels, labels_found, answered)
+
+
+def _within(case: Case, estimate: np.ndarray) -> np.ndarray:
+    """The estimate, clipped to [0, 1] where the attack does not keep its pixels there, which is no matter of units."""
+    if not resolved(case).free_pixels:
+        return estimate
+    warn_of_clipped(estimate, f", since {case.attack} does not keep its pixels in [0, 1]")
+    return np.clip(estimate, 0, 1)
 
 
 def _without_labels(case: Case) -> bool:
