@@ -30,18 +30,19 @@ from jaxleak.models import Classifier
 #: Largest batch that is tried.
 LARGEST_BATCH = 64
 #: Draws of one iteration, and how many iterations `spear` makes by default.
-_DRAWS, SPEAR_ITERATIONS = 512, 32
+_DRAWS, SPEAR_ITERATIONS = 512, 64
 #: Sines up to which rows count as nearly orthogonal: at the beginning of a descent, between these, and at its end.
 _FIRST_WIDTHS, _LAST_WIDTH = (0.05, 0.5), 1e-3
-#: Sine of the angle below which an output's row is orthogonal to a column, or a column to others.
-_ZERO, _DEPENDENT = 3e-3, 1e-2
+#: Sine of the angle below which an output's row is orthogonal to a column that was drawn, to one that was solved for by
+#: all such rows, or below which a column depends on others.
+_NEARLY, _ZERO, _DEPENDENT = 3e-3, 1e-4, 1e-2
 #: Relative size below which outputs are off for all images, and singular values are those of rounding.
 _OFF, _ROUNDING = 1e-6, 3e-6
 #: Times that outputs are weighted anew by how far they are from zero, and the sine of the angle of rounding there.
 _REWEIGHTED, _NOISE = 4, 1e-5
 #: Share of the outputs of all images, below which the columns are the right ones, that are on where D has no entry, or
 #: off where it has one: an output that is zero but for rounding may be either.
-SOLVED_BELOW = 0.02
+SOLVED_BELOW = 0.003
 #: Relative misfit of the whole update below which the images are answered.
 MISFIT_BELOW = 1e-4
 #: Relative misfit on random images below which the layer's inputs are an affine map of the image.
@@ -287,7 +288,7 @@ def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _off_by(factors: Factors, columns: jax.Array) -> jax.Array:
     """(B, m) bool, outputs that are off by the columns (B, B), but may be so by chance."""
-    return (jnp.abs(columns @ factors.directions.T) < _ZERO) & factors.live
+    return (jnp.abs(columns @ factors.directions.T) < _NEARLY) & factors.live
 
 
 def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, h: jax.Array) -> jax.Array:
@@ -299,9 +300,10 @@ def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, 
 
 def _wrong(model: Classifier, variables: PyTree, layer: str, factors: Factors, state: SpearState) -> jax.Array:
     """The share of all images' live outputs that are off where the gradient is not zero, or on where it is."""
-    off = _off_by(factors, state.columns)
-    inputs, _ = solution(factors, off)
-    return jnp.mean(off != _off_of(model, variables, layer, factors, inputs), where=factors.live)
+    h, d = _polished(model, variables, layer, factors, state.columns)
+    largest = jnp.linalg.norm(factors.left, axis=1) * jnp.linalg.norm(d @ factors.left, axis=1, keepdims=True)
+    zero = (jnp.abs(d) < _ZERO * largest) & factors.live
+    return jnp.mean(zero != _off_of(model, variables, layer, factors, h), where=factors.live)
 
 
 def _polished(
