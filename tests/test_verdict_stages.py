@@ -221,13 +221,16 @@ class TestStages:
         found = list(stages.run_stages(SimpleNamespace(**case | known)))
         assert any("labels together with the images" in one for one in found if isinstance(one, str)) == bool(ran)
         for fields, why in (
-            ({"samples": 2, "defended": False}, "2 samples"),
+            ({"samples": 2, "defended": False, "share": SimpleNamespace(total_steps=5)}, "2 samples"),
+            ({"samples": 2, "defended": True, "defense": "one"}, "2 samples"),
             ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
             ({"samples": 1, "defended": False, "share": SimpleNamespace(total_steps=5)}, "several steps"),
         ):
             first = next(stages.run_stages(SimpleNamespace(**{"share": share} | known | fields)))
             assert first.startswith("Closed forms of one exact gradient were not tried: ")
             assert why in first
+        monkeypatch.setattr(one_sample, "of_several", lambda case: iter([case.samples]))
+        assert next(stages.run_stages(SimpleNamespace(share=share, samples=2, defended=False, **known))) == 2
 
     @pytest.mark.parametrize(
         ("batch_norm", "head", "left", "said"),

@@ -143,3 +143,15 @@ def test_an_image_that_was_normalised_before_the_network_is_read_in_its_own_unit
     np.testing.assert_allclose(verdict.best.x, x[:, 0], atol=1e-3)
     assert verdict.headline == "leaks images and labels"
     assert any("input range: suspicious" in reason for reason in verdict.reasons)
+
+
+def test_a_row_of_a_table_contradicts_its_certificate_by_the_largest_difference():
+    rows = np.random.default_rng(0).random((2, 1, 1, 6))
+    wrong = rows.copy()
+    wrong[1, 0, 0, 2] = 1 - np.round(wrong[1, 0, 0, 2])
+    answer = Answer("fedleak_400", wrong, np.array([1, 2]), 0.0, 0.0, agreement=np.ones(2))
+    numbers = scores((rows, None), answer)[0]
+    assert "ssim_each" not in numbers
+    assert "1 of 2. The lowest similarity (1 minus the largest difference)" in contradicted_by_truth(answer, numbers)
+    near = answer._replace(x=rows + 0.01)
+    assert contradicted_by_truth(near, scores((rows, None), near)[0]) == ""

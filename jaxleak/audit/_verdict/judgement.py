@@ -35,9 +35,11 @@ _RECOGNISED = (
 #: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
     "The truth contradicts a certificate. Images that are certified and are not the client's: {} of {}. The lowest "
-    "SSIM of one to the truth is {:.2f}. If the truth is right, please report this audit."
+    "{} of one to the truth is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
+#: The same for rows of tables, which are alike by 1 minus their largest difference.
+_WRONG_ROW = 0.9
 #: Why no finding is claimed of a client with a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.
@@ -91,12 +93,14 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
     image whose brightness is said to be open.
     """
-    each = numbers.get("ssim_each")
+    name, each, limit = "SSIM", numbers.get("ssim_each"), _WRONG
+    if each is None:
+        name, each, limit = "similarity (1 minus the largest difference)", numbers.get("similarity_each"), _WRONG_ROW
     if best is None or each is None or out_of_range(best):
         return ""
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
-    wrong = [s for s, shown in zip(each, counted, strict=True) if shown and s <= _WRONG]
-    return _CONTRADICTED.format(len(wrong), len(best.x), min(wrong)) if wrong else ""
+    wrong = [s for s, shown in zip(each, counted, strict=True) if shown and s <= limit]
+    return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
 
 def _too_little(case: Case, best: Answer | None) -> list[str]:
@@ -188,7 +192,7 @@ def told(answer: Answer) -> str:
     counted = answer.counted_agreement
     agreement = ""
     if counted is not None:
-        agreement = f", independent starts agree to an SSIM of {counted.mean():.3f}"
+        agreement = f", independent starts agree to {answer.measure} of {counted.mean():.3f}"
         if answer.finished and (counted < answer.agreement_needed).any():
             agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
     if answer.undetermined is not None and answer.undetermined.any():

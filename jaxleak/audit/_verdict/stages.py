@@ -20,7 +20,6 @@ from jaxleak.audit._verdict.search import (
     search,
 )
 from jaxleak.audit._verdict.verdict import (
-    AGREE_ABOVE,
     ANY_LOSS,
     Answer,
     best_of,
@@ -211,8 +210,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         if answer is None:
             return
         yield answer
-        agreed = answer.determined and answer.agreement is not None and (answer.agreement >= AGREE_ABOVE).all()
-        if agreed or not answer.finished:
+        agree = answer.agreement is not None and bool((answer.agreement >= answer.agreement_needed).all())
+        if (answer.determined and agree) or not answer.finished:
             return
 
 
@@ -248,8 +247,8 @@ def _agreeing(answer: Answer) -> str:
     if answer.agreement is None:
         return "Look at the images."
     return (
-        f"The starts of the first search agree to an SSIM of {answer.agreement.mean():.2f}. Images that agree may be "
-        "right, or what the prior prefers: look at them, and compare with the truth."
+        f"The starts of the first search agree to {answer.measure} of {answer.agreement.mean():.2f}. Images that agree "
+        "may be right, or what the prior prefers: look at them, and compare with the truth."
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxleak import metrics
+from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 
@@ -53,10 +54,10 @@ def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
 def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, Any], np.ndarray]:
     """The scores of an answer, and the true images in the answer's order.
 
-    The scores are those of `metrics.image_scores`, and `psnr_each` in dB and `ssim_each` in the answer's order; a mean
-    hides that one image of several is wrong. Where some images are certified and others are not, the certified ones
-    choose their true images first. The least sum of squared errors, which the worst images dominate, would give one
-    that is right another's truth.
+    The scores are those of `metrics.image_scores`, and in the answer's order `psnr_each` in dB and `ssim_each`, or
+    `similarity_each` where images are too small for SSIM; a mean hides that one of several is wrong. Where some images
+    are certified and others are not, the certified ones choose their true images first. The least sum of squared
+    errors, which the worst images dominate, would give one that is right another's truth.
     """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none
@@ -65,15 +66,14 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
     mixed = bool(certified.any() and not certified.all())
     ordered = x[_certified_first(x, shown, certified) if mixed else np.argsort(order)]
     each = {"psnr_each": metrics.psnr(ordered, shown)}
-    if "ssim" in found:
-        each["ssim_each"] = metrics.ssim(ordered, shown)
+    each["ssim_each" if "ssim" in found else "similarity_each"] = similarity(ordered, shown)
     if mixed:
         found["psnr"] = float(np.mean(each["psnr_each"]))
         found["psnr_up_to_scale"] = float(np.mean(metrics.psnr_up_to_scale(ordered, shown)))
     if mixed and "ssim" in found:
-        similarity = each["ssim_each"]
-        found["ssim"], found["ssim_max"] = float(np.mean(similarity)), float(np.max(similarity))
-        found["recognised"] = float(np.mean(similarity > RECOGNISED_ABOVE))
+        ssim = each["ssim_each"]
+        found["ssim"], found["ssim_max"] = float(np.mean(ssim)), float(np.max(ssim))
+        found["recognised"] = float(np.mean(ssim > RECOGNISED_ABOVE))
     return found | {name: values.tolist() for name, values in each.items()}, ordered
 
 

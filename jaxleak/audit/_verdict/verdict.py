@@ -133,6 +133,11 @@ class Answer(NamedTuple):
         return self.agree if self.undetermined is None else self.agree & ~self.undetermined
 
     @property
+    def measure(self) -> str:
+        """What agreement is counted in."""
+        return "an SSIM" if has_ssim(self.x.shape[1:]) else "1 minus the largest difference, the value"
+
+    @property
     def agreement_needed(self) -> float:
         """The agreement between starts that a certificate takes: an SSIM, or as `similarity` says for rows."""
         if not has_ssim(self.x.shape[1:]):
