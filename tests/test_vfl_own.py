@@ -104,6 +104,7 @@ def test_a_missing_value_counts_in_no_score(table):
     wanted = sum(((one - one.mean()) ** 2).sum() for one in known) / truth.known.sum()
     assert truth.feature_variance == pytest.approx(wanted, rel=1e-5)
     assert not problem.without_truth().missing.any()
+    assert not split_problem(case_of(table, columns=("age",), missing="zero"), 0).missing.any()
 
 
 def _gradients(protocol, private):

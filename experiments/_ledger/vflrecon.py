@@ -32,7 +32,7 @@ THREE_ITEMS = (
     "a scale for each entry of a record"
 )
 #: What most cells vary. Records that are not the paper's had a scale for every entry when they were recorded.
-BASE = SplitCase("sensorless", scales="entry")
+BASE = SplitCase("sensorless", scales="entry", missing="zero")
 #: How the six items are standardised: the end of a measurement's name, and what differs.
 SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
     "item": ("", "one scale for each item of a record, which the paper does not print"),

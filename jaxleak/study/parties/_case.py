@@ -42,6 +42,9 @@ class SplitSetup:
     categories: Literal["hashed", "one_hot"] = "hashed"
     """How categorical columns become numbers: hashed into one column each, in which few categories are hardly apart and
     count little in errors of features; or one_hot, a column for each of the 20 most frequent categories."""
+    missing: Literal["left_out", "zero"] = "left_out"
+    """How missing numbers are scored: left_out of all errors of features, or as the zero that stands for them in
+    training. The paper, which has a table with many of them, does not say; its tables are scored here with zero."""
     victim_epochs: int = 1
     """Epochs of the real run that the attacker sees."""
     cipher: Literal["none", "plain", "ckks"] = "none"

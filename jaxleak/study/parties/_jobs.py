@@ -44,7 +44,7 @@ class SplitJobs:
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """What a stored result belongs to: the case, the runs and the seed."""
-        case = named_before(dataclasses.asdict(job.case), scales="entry", columns=())
+        case = named_before(dataclasses.asdict(job.case), scales="entry", columns=(), missing="zero")
         runs = named_before(job.runs._asdict(), label_holder=False)
         if job.runs.comparisons and job.case.defense != "none":
             runs["comparisons"] = "of the real run"  # once also of undefended runs

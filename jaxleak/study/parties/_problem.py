@@ -43,7 +43,7 @@ class SplitProblem(NamedTuple):
     adaptive_protocol: Protocol  # protocol of the shadow run of an attacker who knows the victim's defense
     victim_protocol: Protocol  # protocol of the real run
     columns: tuple[np.ndarray, ...]  # numbers of every party's features in the table, numeric ones first
-    missing: np.ndarray  # which of the victim's entries (N, P, max d_p) are missing in the table, and are 0 in x
+    missing: np.ndarray  # which of the victim's entries (N, P, max d_p) count in no score; they are 0 in x
 
     @property
     def own_width(self) -> int:
@@ -141,7 +141,8 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         parts = _parts(case, encoding, x[shadow_rows][:, first], seed)
     columns = [np.concatenate([encoding.columns[feature] for feature in part]) for part in parts]
     slices = data.party_slices(x, columns)
-    missing = data.party_slices(data.missing_entries(encoding, table), columns).astype(bool)
+    left_out = data.missing_entries(encoding, table) & (case.missing == "left_out")
+    missing = data.party_slices(left_out, columns).astype(bool)
 
     def batch(rows: np.ndarray) -> Batch:
         return Batch(jnp.asarray(slices[rows]), jnp.asarray(table.y[rows]), jnp.arange(len(rows), dtype=jnp.int32))
