@@ -73,6 +73,7 @@ def test_rows_and_labels_of_a_batch_are_exact(client):
     noisy = jax.tree.map(lambda g: g * (1 + 1e-2 * reference.normal(*g.shape, seed=5)), gradient)
     refused, _, _ = _answer(client, noisy, draws=512)
     assert not refused.answered.any()
+    np.testing.assert_array_equal(refused.x, 0.5)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def spear(
     Returns:
         An `Attack`. Its info holds `distance`, the share of outputs whose ReLU is not as the solution says, and
         `found`, the number of independent columns. The score is the relative misfit of the whole update;
-        `gradient_matched` says whether it is that of rounding alone, and `answered` is the same.
+        `gradient_matched` says whether it is that of rounding alone, and `answered` is the same. Without a solution all
+        images are grey.
 
     Raises:
         ValueError: on a batch size or a number of draws out of range, a client of several steps or clients, a network
@@ -141,7 +142,9 @@ def spear(
         seen = require(observation, reads)
         variables, payload = seen.params, seen.payload
         h, d = _polished(model, variables, layer, factors_of(model, payload, layer, batch_size), state.columns)
+        # Where the columns are wrong the equations have an arbitrary solution, which may be huge; grey says nothing.
         x = images_of(model, variables, layer, h, share.batch_norm)
+        x = jnp.where((state.wrong < SOLVED_BELOW) & jnp.isfinite(x), x, 0.5)
         y = _labels(model, share, variables, layer, x, d)
         own = share(variables, Batch(x[:, None], y, jnp.arange(batch_size)))
         misfit = _relative(payload, own)
