@@ -43,6 +43,7 @@ ATTACKED = {
     "ggl": GENERATIVE,
     "rog": GENERATIVE,
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
+    "spear": {},
 }
 #: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation;
 #: or, as idlg and inverting_gradients, they run the same code of the study.
