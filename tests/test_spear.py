@@ -1,6 +1,7 @@
 """All samples of a batch from the gradient of a first dense layer with ReLUs, against NumPy."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 import reference
 
 from jaxleak import Batch, Observation, attacks, audit, models, protocols
+from jaxleak.attacks._inversion import affine
 from jaxleak.attacks._inversion import spear as solver
 from jaxleak.audit._verdict.several_samples import _unsolved
 
@@ -31,9 +33,9 @@ def client():
     return _client()
 
 
-def _answer(client, payload=None, **options):
+def _answer(client, payload=None, attack=None, **options):
     model, variables, batch, share, gradient = client
-    attack = attacks.spear(model, share, batch_size=len(batch.y), **options)
+    attack = attack or attacks.spear(model, share, batch_size=len(batch.y), **options)
     seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient if payload is None else payload)
     return audit.invert(attack, seen, audit.template_of(batch), key=jax.random.key(0))
 
@@ -53,8 +55,9 @@ def _gradients_at_outputs(client):
 
 
 def test_rows_and_labels_of_a_batch_are_exact(client):
-    _, _, batch, _, gradient = client
-    answer, run, infos = _answer(client, draws=512)
+    model, variables, batch, share, gradient = client
+    attack = attacks.spear(model, share, batch_size=B, draws=512)
+    answer, run, infos = _answer(client, attack=attack)
     assert answer.answered.all()
     assert answer.gradient_matched.all()
     assert float(answer.score.max()) < 1e-5
@@ -69,11 +72,16 @@ def test_rows_and_labels_of_a_batch_are_exact(client):
     assert by_chance.min() >= 0
     assert by_chance.max() <= 1
     assert infos["found"][-1] == B
-    # An update that is a little noisy has no exact solution, and nothing is answered.
-    noisy = jax.tree.map(lambda g: g * (1 + 1e-2 * reference.normal(*g.shape, seed=5)), gradient)
-    refused, _, _ = _answer(client, noisy, draws=512)
-    assert not refused.answered.any()
-    np.testing.assert_array_equal(refused.x, 0.5)
+    # An update that is a little noisy has no exact solution, nor has one of a sample that is there twice.
+    twice = batch._replace(x=batch.x.at[1].set(batch.x[0]), y=batch.y.at[1].set(batch.y[0]))
+    for payload in (
+        jax.tree.map(lambda g: g * (1 + 1e-2 * reference.normal(*g.shape, seed=5)), gradient),
+        jax.jit(share)(variables, twice),
+    ):
+        refused, _, _ = _answer(client, payload, attack)
+        assert not refused.answered.any()
+        np.testing.assert_array_equal(refused.x, 0.5)
+        np.testing.assert_array_equal(refused.y, -1)
 
 
 @pytest.mark.slow
@@ -113,7 +121,7 @@ def test_the_independent_columns_with_most_zeros_are_kept():
         if abs(np.linalg.det(columns[list(chosen)])) > 1e-3
     )
     factors = solver.Factors(jnp.zeros((5, 3)), *[None] * 5)
-    start = solver.SpearState(jnp.zeros((3, 3)), jnp.full(3, -1, jnp.int32), jnp.ones(()))
+    start = solver.SpearState(jnp.zeros((3, 3)), jnp.full(3, -1, jnp.int32), jnp.ones(()), None)
     found = jax.jit(lambda c, z: solver._best_columns(factors, start, c, z))(columns, zeros)
     assert int(found.zeros.sum()) == most
     assert abs(np.linalg.det(np.asarray(found.columns))) > 1e-3
@@ -170,11 +178,45 @@ def test_an_audit_certifies_the_rows_of_a_batch(client):
     assert any("4 of 4 images are certified" in reason for reason in verdict.reasons)
 
 
-def test_a_rank_below_the_stated_number_of_samples_is_said(client):
-    class Case:
-        share, samples = client[3], B + 1
-        observation = Observation(jnp.zeros((), jnp.int32), params=client[1], payload=client[4])
+def test_what_kept_the_equations_from_a_solution_is_said(client):
+    model, _, _, _, gradient = client
+    factors = solver.factors_of(model, gradient, LAYER, B + 1)
+    state = solver.SpearState(None, None, jnp.ones(()), factors)
+    assert "has the rank 4" in _unsolved(SimpleNamespace(samples=B + 1), state, 1.0)
+    assert "within its draws" in _unsolved(SimpleNamespace(samples=B), state, 1.0)
+    assert "no other samples have" in _unsolved(SimpleNamespace(samples=B), state._replace(wrong=0.0), 1.0)
 
-    assert "has the rank 4" in _unsolved(Case, 1.0)
-    Case.samples = B
-    assert "rank" not in _unsolved(Case, 1.0)
+
+def _masked(x):
+    return x * (np.arange(K).reshape(SHAPE) != 5)
+
+
+def _centred(x):
+    return x - x.mean()
+
+
+def _mixed(x):
+    return (reference.normal(K, K, seed=9) @ x.reshape(-1)).reshape(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "one_by_one", "unique"),
+    [
+        (lambda x: (x - 0.3) / np.geomspace(0.01, 0.3, K).reshape(SHAPE), True, True),
+        (lambda x: jnp.pad(x, ((1, 1), (0, 0), (0, 0))), True, True),
+        (_mixed, False, True),
+        (_masked, True, False),
+        (_centred, False, False),
+        (lambda x: x.reshape(-1)[: K // 2], True, False),
+    ],
+)
+def test_images_are_solved_for_where_their_inputs_are_those_of_no_others(inputs, one_by_one, unique):
+    flat = lambda x: jnp.ravel(inputs(x))  # noqa: E731
+    assert affine.by_pixel(flat, SHAPE) == one_by_one
+    x = reference.uniform(3, *SHAPE, seed=2)
+    observed = jnp.stack([flat(one) for one in x])
+    found, alone = jax.jit(lambda h: affine.images_of(flat, SHAPE, h, one_by_one=one_by_one))(observed)
+    assert bool(alone) == unique
+    if unique:
+        np.testing.assert_allclose(found, x, atol=1e-4)
+    np.testing.assert_allclose([flat(one) for one in found], observed, rtol=1e-3, atol=1e-3)

@@ -7,6 +7,7 @@ dense layer gives its inputs away is from Aono et al., *Privacy-preserving deep 
 encryption*, 2017; to go on below with what it leaves is ours.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.affine import LARGEST, by_pixel, images_of
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.models import Classifier, Outputs
 from jaxleak.models._activations import Sharpness
@@ -187,7 +189,8 @@ def affine_solution(peeled: Peeled) -> jax.Array | None:
         peeled: what `peel` returned.
 
     Returns:
-        The least-squares solution by conjugate gradients, or None where the map is not affine or leaves misfit.
+        The only image with these inputs, or None where there are others, the map is not affine or is too large to
+        invert.
     """
     model, seen = peeled.model, peeled.observation
     shape = model.image_shape
@@ -195,16 +198,13 @@ def affine_solution(peeled: Peeled) -> jax.Array | None:
     if set(seen.params["params"]) != {CUT} or observed.size < jnp.zeros(shape).size:
         return None
 
-    @jax.jit  # one program to linearise, else every layer runs by itself
+    @jax.jit
     def inputs(x: jax.Array) -> jax.Array:
         return model.apply(seen.params, x[None], mode=peeled.share.batch_norm).logits[0]
 
-    grey = jnp.full(shape, 0.5)
-    offset, forward = jax.linearize(inputs, grey)
-    backward = jax.linear_transpose(forward, grey)
-    change, _ = jax.scipy.sparse.linalg.cg(
-        lambda v: backward(forward(v))[0], backward(observed - offset)[0], maxiter=100
-    )
-    x = grey + change
+    one_by_one = by_pixel(inputs, shape)
+    if not one_by_one and math.prod(shape) > LARGEST:
+        return None
+    (x,), unique = jax.jit(lambda h: images_of(inputs, shape, h[None], one_by_one=one_by_one))(observed)
     misfit = jnp.linalg.norm(inputs(x) - observed) / jnp.linalg.norm(observed)
-    return x if misfit < _CUT_BELOW else None
+    return x if unique and misfit < _CUT_BELOW else None

@@ -23,6 +23,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import named_leaves
+from jaxleak.attacks._inversion.affine import LARGEST, by_pixel, images_of
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
@@ -42,19 +43,18 @@ _OFF, _ROUNDING = 1e-6, 3e-6
 _REWEIGHTED, _NOISE = 4, 1e-5
 #: Share of the outputs of all images, below which the columns are the right ones, that are on where D has no entry, or
 #: off where it has one: an output that is zero but for rounding may be either.
-SOLVED_BELOW = 0.003
+SOLVED_BELOW = 0.01
 #: Relative misfit of the whole update below which the images are answered.
 MISFIT_BELOW = 1e-4
 #: Relative misfit on random images below which the layer's inputs are an affine map of the image.
 _AFFINE_BELOW = 1e-4
 
 
-class SpearState(NamedTuple):
-    """The best columns so far, B of them, independent, with as many zeros as possible."""
+class DenseLayer(NamedTuple):
+    """A dense layer that reads an affine map of the image."""
 
-    columns: jax.Array  # (B, B) unit vectors by rows, zeros for those that are not found
-    zeros: jax.Array  # (B,) int32, outputs that are off by each column; -1 for those that are not found
-    wrong: jax.Array  # () share of outputs whose ReLU is not on or off as the columns say
+    kernel: str  # its name
+    one_by_one: bool  # whether each of its inputs is of one pixel
 
 
 class Factors(NamedTuple):
@@ -65,7 +65,16 @@ class Factors(NamedTuple):
     right: jax.Array  # (B, k), so that left @ right is the kernel's gradient (m, k)
     bias: jax.Array  # (m,) the bias's gradient
     live: jax.Array  # (m,) bool, outputs that are on for some image
-    rank: jax.Array  # () int32, at most B
+    rank: jax.Array  # () int32, at most B; -1 before the first observation
+
+
+class SpearState(NamedTuple):
+    """The best columns so far, B of them, independent, with as many zeros as possible."""
+
+    columns: jax.Array  # (B, B) unit vectors by rows, zeros for those that are not found
+    zeros: jax.Array  # (B,) int32, outputs that are off by each column; -1 for those that are not found
+    wrong: jax.Array  # () share of outputs whose ReLU is not on or off as the columns say
+    factors: Factors  # of the first observation
 
 
 def spear(
@@ -94,8 +103,8 @@ def spear(
     Returns:
         An `Attack`. Its info holds `distance`, the share of outputs whose ReLU is not as the solution says, and
         `found`, the number of independent columns. The score is the relative misfit of the whole update;
-        `gradient_matched` says whether it is that of rounding alone, and `answered` is the same. Without a solution all
-        images are grey.
+        `gradient_matched` says whether it is that of rounding alone, and `answered` is the same but where other
+        images give the layer the same inputs. Without a solution all images are grey and all labels -1.
 
     Raises:
         ValueError: on a batch size or a number of draws out of range, a client of several steps or clients, a network
@@ -109,7 +118,8 @@ def spear(
         raise ValueError("spear needs every image's own ReLUs, and batch normalisation mixes the images of a batch")
     _validate.count(draws=draws)
     _validate.count_or_zero(reweighted=reweighted)
-    layer = dense_layer_on_images(model, share.batch_norm)
+    dense = dense_layer_on_images(model, share.batch_norm)
+    layer = dense.kernel
     inputs, outputs = sizes_of_all_rows(model, 1, share.batch_norm)[layer][1], _outputs(model, layer)
     if min(inputs, outputs) < batch_size:
         raise ValueError(
@@ -119,13 +129,23 @@ def spear(
 
     def init(key: jax.Array, template: Batch) -> SpearState:
         del key, template
-        return SpearState(
-            jnp.zeros((batch_size, batch_size)), jnp.full(batch_size, -1, jnp.int32), jnp.ones((), jnp.float32)
-        )
+        size = (outputs, batch_size)
+        empty = Factors(
+            jnp.zeros(size), jnp.zeros(size), jnp.zeros((batch_size, inputs)), jnp.zeros(outputs),
+            jnp.zeros(outputs, bool), jnp.full((), -1, jnp.int32),
+        )  # fmt: skip
+        none = jnp.full(batch_size, -1, jnp.int32)
+        return SpearState(jnp.zeros((batch_size, batch_size)), none, jnp.ones(()), empty)
 
     def step(key: jax.Array, state: SpearState, observation: Observation) -> tuple[SpearState, dict[str, jax.Array]]:
         seen = require(observation, reads)
-        variables, factors = seen.params, factors_of(model, seen.payload, layer, batch_size)
+        variables = seen.params
+        factors = jax.lax.cond(
+            state.factors.rank < 0,
+            lambda: factors_of(model, seen.payload, layer, batch_size),
+            lambda: state.factors,
+        )
+        state = state._replace(factors=factors)
 
         def drawn(state: SpearState) -> SpearState:
             found = _best_columns(factors, state, *_drawn_columns(factors, key, reweighted))
@@ -141,24 +161,31 @@ def spear(
     def reconstruct(state: SpearState, observation: Observation) -> Reconstruction:
         seen = require(observation, reads)
         variables, payload = seen.params, seen.payload
-        h, d = _polished(model, variables, layer, factors_of(model, payload, layer, batch_size), state.columns)
-        # Where the columns are wrong the equations have an arbitrary solution, which may be huge; grey says nothing.
-        x = images_of(model, variables, layer, h, share.batch_norm)
-        x = jnp.where((state.wrong < SOLVED_BELOW) & jnp.isfinite(x), x, 0.5)
-        y = _labels(model, share, variables, layer, x, d)
+        h, d = _polished(model, variables, layer, state.factors, state.columns)
+        x, unique = images_of(
+            functools.partial(_inputs, model, variables, layer=layer, mode=share.batch_norm),
+            model.image_shape,
+            h,
+            one_by_one=dense.one_by_one,
+        )
+        # Wrong columns have an arbitrary solution, which may be huge; grey says nothing.
+        solved = state.wrong < SOLVED_BELOW
+        x = jnp.where(solved & jnp.isfinite(x), x, 0.5)
+        y = jnp.where(solved, _labels(model, share, variables, layer, x, d), -1)
         own = share(variables, Batch(x[:, None], y, jnp.arange(batch_size)))
         misfit = _relative(payload, own)
-        matched = jnp.full(batch_size, (misfit < MISFIT_BELOW) & (state.wrong < SOLVED_BELOW))
+        matched = jnp.full(batch_size, (misfit < MISFIT_BELOW) & solved & unique)
         return Reconstruction(x[:, None], y, jnp.full(batch_size, misfit), matched, matched)
 
     return Attack(init, step, reconstruct, math.ceil(draws / _DRAWS))
 
 
-def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> str:
-    """The kernel of the first dense layer, where it reads an affine map of the image that no parameter is part of.
+@functools.lru_cache(maxsize=16)  # an audit asks again where there is no solution
+def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> DenseLayer:
+    """The first layer, where it is dense and reads an affine map of the image that no parameter is part of.
 
     Raises:
-        ValueError: if there is none with a bias.
+        ValueError: if it is not, has no bias, or reads a map that is too large to invert.
     """
     sizes = sizes_of_all_rows(model, 1, mode)
     layer = next(iter(sizes), "")
@@ -182,7 +209,13 @@ def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> str:
     others = {**variables, "params": drawn()["params"]}
     if not affine or np.linalg.norm(inputs(others, first) - of_first) > size:
         raise ValueError(f"spear reads the gradient of a dense layer that reads the image itself; {layer} does not")
-    return layer
+    one_by_one = by_pixel(functools.partial(inputs, variables), model.image_shape)
+    if not one_by_one and math.prod(model.image_shape) > LARGEST:
+        raise ValueError(
+            f"spear inverts what {layer} reads, which mixes pixels: the image must have at most {LARGEST} numbers, got "
+            f"{math.prod(model.image_shape)}"
+        )
+    return DenseLayer(layer, one_by_one)
 
 
 def factors_of(model: Classifier, payload: PyTree, layer: str, batch_size: int) -> Factors:
@@ -267,7 +300,7 @@ def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros
     none = jnp.zeros((size, size))
     start = Chosen(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), none, jnp.full(size, -1, jnp.int32), none)
     found = jax.lax.while_loop(more, one, start)
-    return SpearState(found.columns, found.zeros, state.wrong)
+    return state._replace(columns=found.columns, zeros=found.zeros)
 
 
 def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -315,19 +348,6 @@ def _polished(
     """The solution by the outputs that are off of it, which leaves out those that were near zero by chance."""
     h, _ = solution(factors, _off_by(factors, columns))
     return solution(factors, _off_of(model, variables, layer, factors, h))
-
-
-def images_of(model: Classifier, variables: PyTree, layer: str, h: jax.Array, mode: BatchNormMode) -> jax.Array:
-    """The images (B, H, W, channels) of the layer's inputs (B, k): least squares by conjugate gradients."""
-    grey = jnp.full(model.image_shape, 0.5)
-    offset, forward = jax.linearize(lambda x: _inputs(model, variables, x, layer=layer, mode=mode), grey)
-    backward = jax.linear_transpose(forward, grey)
-
-    def one(h: jax.Array) -> jax.Array:
-        change, _ = jax.scipy.sparse.linalg.cg(lambda v: backward(forward(v))[0], backward(h - offset)[0], maxiter=100)
-        return grey + change
-
-    return jax.vmap(one)(h)
 
 
 def _inputs(model: Classifier, variables: PyTree, x: jax.Array, *, layer: str, mode: BatchNormMode) -> jax.Array:

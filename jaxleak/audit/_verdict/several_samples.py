@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from jaxleak.attacks._inversion.spear import SOLVED_BELOW, dense_layer_on_images, factors_of, spear
+from jaxleak.attacks._inversion.spear import SOLVED_BELOW, SpearState, spear
 from jaxleak.audit._invert import InversionRun, invert
 from jaxleak.audit._verdict.search import Case, graded_inputs
 from jaxleak.audit._verdict.stopwatch import Stopwatch
@@ -32,6 +32,9 @@ def of_several(case: Case) -> Iterator[Answer | str]:
     except ValueError as error:
         yield f"Closed forms were not tried: {case.samples} samples are behind the update, and {error}."
         return
+    if (stored := case.store.answer(SPEAR)) is not None:
+        yield stored
+        return
     begin, allowed, total = time.monotonic(), _SHARE * case.store.left, attack.iterations
     case.show(f"compiling {called(SPEAR)}", 0, 1, "")
     last: list[tuple[InversionRun, dict[str, np.ndarray]]] = []
@@ -48,18 +51,21 @@ def of_several(case: Case) -> Iterator[Answer | str]:
     found = jax.jit(attack.reconstruct)(run.attack, case.observation) if infos["distance"][-1] < SOLVED_BELOW else None
     if found is not None and bool(found.answered.all()):
         images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
-        yield graded_inputs(case, SPEAR, images, labels, solved=True, **watch.spent)
+        answer = graded_inputs(case, SPEAR, images, labels, solved=True, **watch.spent)
+        case.store.keep(SPEAR, answer)
+        yield answer
     else:
-        yield _unsolved(case, watch.spent["seconds"])
+        yield _unsolved(case, run.attack, watch.spent["seconds"])
 
 
-def _unsolved(case: Case, seconds: float) -> str:
+def _unsolved(case: Case, state: SpearState, seconds: float) -> str:
     """What kept the equations from a solution, as far as that is known."""
-    layer = dense_layer_on_images(case.share.model, case.share.batch_norm)
-    rank = int(factors_of(case.share.model, case.observation.payload, layer, case.samples).rank)
-    tried = f"Tried {called(SPEAR)} ({seconds:.0f} s): it has no solution that explains the update"
+    tried = f"Tried {called(SPEAR)} ({seconds:.0f} s): it found no solution"
+    rank = int(state.factors.rank)
+    if rank == case.samples and state.wrong < SOLVED_BELOW:
+        return f"{tried} that has the update as its gradient and that no other samples have."
     if rank == case.samples:
-        return f"{tried}."
+        return f"{tried} in this time and within its draws, which says nothing of whether there is one."
     return (
         f"{tried}, since the layer's gradient has the rank {rank}. The batch holds samples that turn on none of its "
         f"outputs or are copies of others, or fewer than the {case.samples} samples that are stated."

@@ -46,7 +46,7 @@ from jaxleak.protocols import ClientShare
 #: What agreement is for images that are too small for SSIM.
 _WITHOUT_SSIM = (
     "Images with a side below 3 pixels, such as rows of a table, have no SSIM. Agreement of independent starts is here "
-    "1 minus the largest difference of two of their numbers, wherever a reason speaks of SSIM: at 0.99 no column "
+    "1 minus the largest difference of two of their numbers: at 0.99 no column "
     "differs by more than a hundredth of its range."
 )
 #: Where a search without the loss ends without an explanation of the update.

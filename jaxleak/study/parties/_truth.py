@@ -15,7 +15,7 @@ from jaxleak.study.parties._problem import ADVERSARY, SplitProblem
 class Truth:
     """Scores over the samples that took part in the run; nothing here reaches an attack.
 
-    Values that are missing in the table count in no score of features.
+    Numbers that are missing in the table count in no score of features unless the case says `missing="zero"`.
     """
 
     def __init__(self, problem: SplitProblem, index: np.ndarray, party: int = ADVERSARY):
@@ -32,7 +32,7 @@ class Truth:
 
     @functools.cached_property
     def known(self) -> np.ndarray:
-        """Which of the victims' features (N, sum of their d_p) are not missing."""
+        """Which of the victims' features (N, sum of their d_p) count in scores."""
         return ~self.victims(jnp.asarray(self.problem.missing))
 
     def label_scores(self, attack: str, labels: np.ndarray) -> dict[str, float]:

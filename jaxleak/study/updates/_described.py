@@ -33,7 +33,7 @@ def described_settings(case: Case, settings: attacks.Settings | None, setup: Set
         setup: what the attack is built for, by which what is "auto" is resolved.
     """
     if settings is None:
-        return {"attack": case.attack, "labels_from": labels_in_words("none")}
+        return {"attack": case.attack, "labels_from": "solved for together with the images"}
     smoothing = resolved_smoothing(settings, setup.model, setup.batch_size)
     weighed = priors.resolved(settings.priors, setup, settings.candidate)
     compare = settings.compare

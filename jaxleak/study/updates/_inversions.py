@@ -102,7 +102,7 @@ class Inversions(Generic[Kind]):
             job.case,
             seed,
             variables=variables,
-            callbacks=(lambda done, run, infos: self.watch(what, done, job.case.iterations),),
+            callbacks=(lambda done, run, infos: self.watch(what, done, resolved(job.case).iterations),),
             checkpoints=saved,
         )
         return Result({**outcome.scores, **reached}, outcome.arrays())
