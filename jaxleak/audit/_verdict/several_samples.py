@@ -35,6 +35,9 @@ def of_several(case: Case) -> Iterator[Answer | str]:
     if (stored := case.store.answer(SPEAR)) is not None:
         yield stored
         return
+    if case.store.left <= 0:
+        yield f"{called(SPEAR)} was not tried: the time was spent."
+        return
     begin, allowed, total = time.monotonic(), _SHARE * case.store.left, attack.iterations
     case.show(f"compiling {called(SPEAR)}", 0, 1, "")
     last: list[tuple[InversionRun, dict[str, np.ndarray]]] = []

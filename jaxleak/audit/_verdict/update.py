@@ -111,11 +111,11 @@ def update(
     """
     _validate.positive(minutes=minutes)
     _validate.seeds(seed=seed)
-    _validate.variables(variables)
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
+    _validate.variables(variables)
     whole = variables["params"]
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
