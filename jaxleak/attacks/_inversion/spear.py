@@ -53,7 +53,7 @@ _AFFINE_BELOW = 1e-4
 class DenseLayer(NamedTuple):
     """A dense layer that reads an affine map of the image."""
 
-    kernel: str  # its name
+    kernel: str  # name of the kernel
     one_by_one: bool  # whether each of its inputs is of one pixel
 
 
@@ -74,7 +74,7 @@ class SpearState(NamedTuple):
     columns: jax.Array  # (B, B) unit vectors by rows, zeros for those that are not found
     zeros: jax.Array  # (B,) int32, outputs that are off by each column; -1 for those that are not found
     wrong: jax.Array  # () share of outputs whose ReLU is not on or off as the columns say
-    factors: Factors  # of the first observation
+    factors: Factors  # those of the first observation
 
 
 def spear(

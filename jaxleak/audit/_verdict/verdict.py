@@ -250,7 +250,7 @@ def copied(best: Answer | None) -> list[Finding]:
     """
     places = [] if best is None else np.flatnonzero(best.shown).tolist()
     pairs = list(itertools.combinations(places, 2))
-    if best is None or best.kind == SPEAR or not pairs:  # whose equations have no solution for copies
+    if best is None or best.kind == SPEAR or not pairs:  # SPEAR has no solution for copies
         return []
     x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
     alike = [pair for pair, same in zip(pairs, similarity(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
