@@ -74,7 +74,7 @@ class SpearState(NamedTuple):
     columns: jax.Array  # (B, B) unit vectors by rows, zeros for those that are not found
     zeros: jax.Array  # (B,) int32, outputs that are off by each column; -1 for those that are not found
     wrong: jax.Array  # () share of outputs whose ReLU is not on or off as the columns say
-    factors: Factors  # those of the first observation
+    factors: Factors  # made of the first observation
 
 
 def spear(
