@@ -140,6 +140,7 @@ def test_slow_cases_run_fewer_seeds(attacks_made, tmp_path):
     assert attacks_made == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_finished_runs_are_judged_without_starting_others(attacks_made, tmp_path):
     with pytest.raises(ValueError, match="no run of these cases is finished"):
         study.main(study.Args(only=("vit",), finished_only=True, out=tmp_path))

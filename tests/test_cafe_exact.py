@@ -183,6 +183,7 @@ def test_a_dead_slice_is_not_answered(head, plan):
     np.testing.assert_array_equal(stopped.answered, answer.answered)
 
 
+@pytest.mark.slow
 def test_noise_on_the_payload_flags_samples(head, plan):
     noisy = protocols.vertical(
         head.model, num_samples=N, batch_size=K, sampling="uniform", defense=clipped_gaussian(3.0, 0.1)

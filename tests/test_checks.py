@@ -94,6 +94,7 @@ def test_the_mode_of_batch_normalisation_is_named(normalised):
     assert not failed(normalised.check(payload, share=eval_share))
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones_are_stated():
     """A convolution's bias, which the built-in networks do not have there, is the only leaf that tells."""
 

@@ -103,6 +103,7 @@ def test_epochs_take_the_same_samples_again_and_new_orders_are_the_clients_own(m
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), payload, expected)
 
 
+@pytest.mark.slow
 def test_a_client_that_shuffles_anew_uploads_what_its_own_orders_give_and_the_attacker_has_the_first_order(model):
     share = protocols.ClientShare(model, local_steps=4, local_epochs=3, learning_rate=0.5)
     private = Batch(jnp.arange(128.0).reshape(8, 1, *SHAPE) / 128, jnp.arange(8) % CLASSES, jnp.arange(8))

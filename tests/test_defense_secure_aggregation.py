@@ -97,6 +97,7 @@ def test_the_server_sees_the_mean_and_no_single_payload():
         assert not np.allclose(leaf, a, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_cancelling_noise_is_in_a_single_upload_and_not_in_the_sum():
     share = protocols.ClientShare(models.build("mlp", (2, 2, 1), 3, widths=(3,)))
     x = jnp.asarray(RNG.random((4, 1, 2, 2, 1)), jnp.float32)

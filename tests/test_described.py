@@ -65,7 +65,7 @@ def test_an_attacker_who_knows_the_noise_is_described_as_it_compares():
 
 def test_a_closed_form_has_nothing_to_set():
     assert settings_in_rows(described_settings(Case(attack="patch_embedding"), None, None)) == [
-        ("labels", "not needed by the attack")
+        ("labels", "solved for together with the images")
     ]
 
 

@@ -151,6 +151,7 @@ def test_masks_are_fresh_and_uniform_around_zero(monkeypatch):
     assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 0.7
 
 
+@pytest.mark.slow
 def test_training_on_ciphertexts_shows_a_party_the_same_gradients(model, private):
     def watch(layer):
         protocol = protocols.split_training(

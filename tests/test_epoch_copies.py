@@ -67,6 +67,7 @@ def seen(share, samples, labels):
     return threats.view(GRANTED, transcript), transcript.private, orders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_in_the_clients_orders_give_its_update(clients):
     """With one label for all images, whose order is then of no effect."""

@@ -64,6 +64,7 @@ def from_ridge(invert, features, decoder, truth):
     return invert(h, decode(decoder, h, SHAPE), QUICK)
 
 
+@pytest.mark.slow
 def test_a_ridge_start_beats_grey_and_is_in_range(features, decoder, truth):
     guess = decode(decoder, features(truth), SHAPE)
     assert guess.shape == truth.shape
@@ -118,6 +119,7 @@ def test_residuals_are_truthful_and_pixels_in_range(features, truth, invert, fro
     assert odd.residual.min() > 0.5
 
 
+@pytest.mark.slow
 def test_no_step_raises_the_residual(invert, features, decoder, truth):
     h = features(truth)
     for start in (decode(decoder, h, SHAPE), truth):

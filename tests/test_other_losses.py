@@ -41,6 +41,7 @@ def convolutional():
     return model, *_sent(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_a_dense_layer_on_pixels_leaks_the_image_whatever_the_loss_is(dense, sign):
     model, x, variables, gradient = dense
@@ -165,6 +166,7 @@ def peeled(monkeypatch):
     monkeypatch.setattr(without_loss, "why_not_any_loss", lambda *_: "the network ends in no dense layer that is known")
 
 
+@pytest.mark.slow
 def test_an_update_is_not_called_safe_where_peeling_alone_was_tried(convolutional, peeled, monkeypatch):
     model, _, variables, gradient = convolutional
     monkeypatch.setattr(one_sample, "_PEELED", 4)

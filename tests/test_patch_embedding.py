@@ -143,6 +143,7 @@ def foreign(width, side):
     return models.from_function(network, {"params": params}, image_shape=(side, side, 1), num_classes=CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "side", "answered", "error"),
     [

@@ -398,6 +398,7 @@ def test_soft_labels_sum_to_one_under_a_cross_entropy(model, private):
     own.check(several)
 
 
+@pytest.mark.slow
 def test_one_logit_for_two_classes_takes_a_binary_loss_or_becomes_two(private):
     def binary(logits, y):
         return optax.sigmoid_binary_cross_entropy(logits[:, 0], y).mean()

@@ -53,6 +53,7 @@ def test_counts_of_labels_are_not_claimed_of_an_update_with_momentum(client):
     assert (verdict.labels <= counts).all()
 
 
+@pytest.mark.slow
 def test_momentum_and_epochs_explain_an_update_where_they_are_stated(client):
     model, variables, batch = client
     truth = np.asarray(batch.x[:, 0]), np.asarray(batch.y)

@@ -169,6 +169,7 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
     assert "SSIM of 0.900, which certifies nothing before the search has ended." in cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "frozen",
     [
@@ -230,6 +231,7 @@ def test_a_loss_that_nobody_states_hides_no_input_of_a_dense_layer(perceptron):
     assert any("neither the loss nor the label" in reason for reason in found.reasons)
 
 
+@pytest.mark.slow
 def test_a_head_without_bias_is_attacked_by_a_rule_that_does_without():
     class Net(nn.Module):
         @nn.compact

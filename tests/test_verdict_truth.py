@@ -134,6 +134,7 @@ def test_images_too_small_for_ssim_are_scored_without(shape):
     assert _scored(found) == "PSNR 20.0 dB"
 
 
+@pytest.mark.slow
 def test_an_image_that_was_normalised_before_the_network_is_read_in_its_own_unit():
     model = models.mlp((4, 4, 1), 3, widths=(24,))
     variables = reference.drawn(model)

@@ -22,6 +22,7 @@ def _calibrated(raw, temperature, smoothing, shares):
     return np.log((1 - smoothing) * powered / powered.sum(axis=1, keepdims=True) + smoothing * shares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("telling", slow_but(("linear", "step", "weak"), ("step",)))
 def test_the_label_baseline_is_the_candidate_of_the_least_log_loss(telling):
     rng = np.random.default_rng(0)

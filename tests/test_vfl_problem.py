@@ -188,6 +188,7 @@ def test_only_the_adaptive_shadow_has_the_defense_and_seeds_share_what_is_compil
     assert sizes[0] < 0.1 < 0.7 < min(sizes[1:])
 
 
+@pytest.mark.slow
 def test_the_shadow_runs_as_long_as_the_victim_and_training_learns():
     case = SplitCase("breast_cancer", shadow_records=48, victim_records=200)
     problem = split_problem(case, seed=0)

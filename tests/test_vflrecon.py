@@ -189,6 +189,7 @@ def test_shadow_parameters_share_what_they_say(setting):
             party_records.shadow_params(model, jax.random.key(9), how, party=0)
 
 
+@pytest.mark.slow
 def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
     rng = np.random.default_rng(0)
     x, noise = rng.random((150, 3)), rng.random((150, 3))
@@ -423,6 +424,7 @@ def test_items_are_those_of_the_record():
     assert record_fields.item_widths(steps, fields) == (2, 2, 2, 15, 15, 4)  # the paper's six
 
 
+@pytest.mark.slow
 def test_a_record_that_is_not_finite_gives_no_answer(setting):
     model, _, victim, _, seen, _ = setting
     attack = attacks.vflrecon(model, party=0, num_samples=96, labels=_train(setting, "labels", epochs=2))
