@@ -15,7 +15,7 @@ from jaxleak.attacks import adaptive, client_updates, presets
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._likelihood import NATURAL_SHARE, proportional_likelihood, shadow_weights
 from jaxleak.study import updates
-from jaxleak.study.updates import _problem
+from jaxleak.study.updates import _building
 
 
 def test_a_neighbours_noise_doubles_the_variance():
@@ -165,7 +165,7 @@ def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
 @pytest.mark.parametrize("defense", ["gaussian", "outpost"])
 def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
     built = []
-    monkeypatch.setattr(_problem.attacks, "inversion", lambda model, share, settings, **_: built.append(settings))
+    monkeypatch.setattr(_building.attacks, "inversion", lambda model, share, settings, **_: built.append(settings))
     case = updates.Case(data="digits", model="mlp", defense=defense, strength=0.5, adaptive=True)
     for changes in (
         {},
@@ -174,7 +174,7 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
         {"tv": 7.0, "tv_kind": "isotropic"},
         {"activation_penalty": 0.5},
     ):
-        _problem.attack_on(replace(case, **changes), (8, 8, 1), 10, None)
+        _building.attack_on(replace(case, **changes), (8, 8, 1), 10, None)
     found = [{prior.name: (weight, prior.kind) for weight, prior in settings.priors if weight} for settings in built]
     natural = (NATURAL_SHARE * client_updates.natural_tv(8, 8), "sum")
     assert found == [

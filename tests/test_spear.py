@@ -120,7 +120,7 @@ def test_the_independent_columns_with_most_zeros_are_kept():
         for chosen in itertools.combinations(range(8), 3)
         if abs(np.linalg.det(columns[list(chosen)])) > 1e-3
     )
-    factors = solver.Factors(jnp.zeros((5, 3)), *[None] * 5)
+    factors = solver.Factors(jnp.zeros((5, 3)), *[None] * 4)
     start = solver.SpearState(jnp.zeros((3, 3)), jnp.full(3, -1, jnp.int32), jnp.ones(()), None)
     found = jax.jit(lambda c, z: solver._best_columns(factors, start, c, z))(columns, zeros)
     assert int(found.zeros.sum()) == most

@@ -3,12 +3,7 @@
 import numpy as np
 
 from jaxleak import metrics
-from jaxleak.metrics._images import SSIM_SMALLEST
-
-
-def has_ssim(image_shape: tuple[int, ...]) -> bool:
-    """Whether images of a shape (H, W, channels) are large enough for SSIM: at least 3x3 pixels."""
-    return min(image_shape[:2]) >= SSIM_SMALLEST
+from jaxleak.metrics._images import has_ssim
 
 
 def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:

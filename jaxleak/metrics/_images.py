@@ -16,6 +16,11 @@ SSIM_SMALLEST = 3
 RECOGNISED_ABOVE = 0.8
 
 
+def has_ssim(image_shape: tuple[int, ...]) -> bool:
+    """Whether images of a shape (H, W, channels) are large enough for SSIM: at least 3x3 pixels."""
+    return min(image_shape[:2]) >= SSIM_SMALLEST
+
+
 def mse(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """Mean squared error of every sample.
 

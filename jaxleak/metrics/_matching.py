@@ -23,11 +23,14 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     Raises:
         ValueError: if the shapes differ or a value is not finite.
     """
-    truth, estimate = pair(truth, estimate)
+    return least_pairing(*pair(truth, estimate))
+
+
+def least_pairing(truth: np.ndarray, estimates: np.ndarray) -> np.ndarray:
+    """(N,) numbers of the estimates (M, ...), M >= N, each used once at the most, of `match_one_to_one`."""
     import scipy  # here and below, since every command scores and its --help need not wait
 
-    _, permutation = scipy.optimize.linear_sum_assignment(_squared_distances(truth, estimate))
-    return permutation
+    return scipy.optimize.linear_sum_assignment(_squared_distances(truth, estimates))[1]
 
 
 def match_best(truth: ArrayLike, estimates: ArrayLike) -> np.ndarray:

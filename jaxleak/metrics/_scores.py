@@ -5,7 +5,7 @@ import logging
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxleak.metrics._images import RECOGNISED_ABOVE, SSIM_SMALLEST, grey_psnr, psnr, psnr_up_to_scale, ssim
+from jaxleak.metrics._images import RECOGNISED_ABOVE, grey_psnr, has_ssim, psnr, psnr_up_to_scale, ssim
 from jaxleak.metrics._labels import label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
@@ -64,7 +64,7 @@ def image_scores(
         "psnr_best_match": float(np.mean(best_match_psnr(truth, found))),
         "psnr_up_to_scale": float(np.mean(psnr_up_to_scale(truth, matched))),
     }
-    if truth.ndim == 4 and min(truth.shape[1:3]) >= SSIM_SMALLEST:
+    if truth.ndim == 4 and has_ssim(truth.shape[1:]):
         similarity = ssim(truth, matched)
         scores |= {
             "ssim": float(np.mean(similarity)),

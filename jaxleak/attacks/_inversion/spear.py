@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share
-from jaxleak._tree import named_leaves
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.affine import LARGEST, by_pixel, images_of
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.attacks._observed import Reads, require
@@ -61,11 +61,16 @@ class Factors(NamedTuple):
     """The layer's gradient in factors, for the outputs that any image turns on."""
 
     left: jax.Array  # (m, B) orthonormal columns
-    directions: jax.Array  # (m, B) the rows of `left`, each of length one
     right: jax.Array  # (B, k), so that left @ right is the kernel's gradient (m, k)
     bias: jax.Array  # (m,) the bias's gradient
     live: jax.Array  # (m,) bool, outputs that are on for some image
     rank: jax.Array  # () int32, at most B; -1 before the first observation
+
+    @property
+    def directions(self) -> jax.Array:
+        """(m, B) the rows of `left`, each of length one."""
+        lengths = jnp.linalg.norm(self.left, axis=1, keepdims=True)
+        return self.left / jnp.where(lengths > 0, lengths, 1)
 
 
 class SpearState(NamedTuple):
@@ -131,7 +136,7 @@ def spear(
         del key, template
         size = (outputs, batch_size)
         empty = Factors(
-            jnp.zeros(size), jnp.zeros(size), jnp.zeros((batch_size, inputs)), jnp.zeros(outputs),
+            jnp.zeros(size), jnp.zeros((batch_size, inputs)), jnp.zeros(outputs),
             jnp.zeros(outputs, bool), jnp.full((), -1, jnp.int32),
         )  # fmt: skip
         none = jnp.full(batch_size, -1, jnp.int32)
@@ -173,7 +178,7 @@ def spear(
         x = jnp.where(solved & jnp.isfinite(x), x, 0.5)
         y = jnp.where(solved, _labels(model, share, variables, layer, x, d), -1)
         own = share(variables, Batch(x[:, None], y, jnp.arange(batch_size)))
-        misfit = _relative(payload, own)
+        misfit = norm(jax.tree.map(jnp.subtract, payload, own)) / norm(payload)
         matched = jnp.full(batch_size, (misfit < MISFIT_BELOW) & solved & unique)
         return Reconstruction(x[:, None], y, jnp.full(batch_size, misfit), matched, matched)
 
@@ -226,10 +231,8 @@ def factors_of(model: Classifier, payload: PyTree, layer: str, batch_size: int) 
     live = sizes > _OFF * sizes.max()
     left, singular, right = jnp.linalg.svd(gradient, full_matrices=False)
     left = jnp.where(live[:, None], left[:, :batch_size], 0)
-    lengths = jnp.linalg.norm(left, axis=1, keepdims=True)
     return Factors(
         left,
-        left / jnp.where(lengths > 0, lengths, 1),
         singular[:batch_size, None] * right[:batch_size],
         gradients[model.bias_of(layer)].reshape(-1),
         live,
@@ -244,10 +247,11 @@ def _drawn_columns(factors: Factors, key: jax.Array, reweighted: int) -> tuple[j
     reweighted, the number is -1.
     """
     outputs, size = factors.left.shape
+    directions = factors.directions
     of_rows, of_widths = jax.random.split(key)
     order = jax.random.uniform(of_rows, (_DRAWS, outputs)) + jnp.where(factors.live, 0.0, 1.0)
     chosen = jax.lax.top_k(-order, size - 1)[1]
-    q, r = jnp.linalg.qr(jnp.swapaxes(factors.directions[chosen], 1, 2), mode="complete")
+    q, r = jnp.linalg.qr(jnp.swapaxes(directions[chosen], 1, 2), mode="complete")
     columns = q[:, :, -1]
     pivots = jnp.abs(jnp.diagonal(r, axis1=1, axis2=2)).min(axis=1)
     if not reweighted:
@@ -257,8 +261,8 @@ def _drawn_columns(factors: Factors, key: jax.Array, reweighted: int) -> tuple[j
 
     def nearer(columns: jax.Array, done: jax.Array) -> tuple[jax.Array, None]:
         width = jnp.exp(first + done * (math.log(_LAST_WIDTH) - first))
-        weights = factors.live / ((columns @ factors.directions.T) ** 2 + width**2)
-        moments = jnp.einsum("nj,ja,jb->nab", weights, factors.directions, factors.directions)
+        weights = factors.live / ((columns @ directions.T) ** 2 + width**2)
+        moments = jnp.einsum("nj,ja,jb->nab", weights, directions, directions)
         return jnp.linalg.eigh(moments)[1][:, :, 0], None
 
     columns, _ = jax.lax.scan(nearer, columns, jnp.linspace(0.0, 1.0, reweighted))
@@ -312,9 +316,9 @@ def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
     def orthogonal(weights: jax.Array) -> jax.Array:  # (B, m) -> (B, B), by rows
         return jnp.linalg.svd(factors.left * weights[:, :, None], full_matrices=False)[2][:, -1]
 
-    weights = off.astype(factors.left.dtype)
+    weights, directions = off.astype(factors.left.dtype), factors.directions
     for _ in range(_REWEIGHTED):
-        sines = orthogonal(weights) @ factors.directions.T
+        sines = orthogonal(weights) @ directions.T
         weights = off / jnp.sqrt(1 + (sines / _NOISE) ** 2)
     q = orthogonal(weights).T
     lengths = jnp.linalg.lstsq(factors.left @ q, factors.bias)[0]
@@ -373,8 +377,3 @@ def _labels(model: Classifier, share: Share, variables: PyTree, layer: str, x: j
 
     found: Any = jax.lax.map(misfits, jnp.arange(model.num_classes))
     return jnp.argmin(found, axis=0).astype(jnp.int32)
-
-
-def _relative(observed: PyTree, own: PyTree) -> jax.Array:
-    difference = sum(jnp.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (observed, own)), strict=True))
-    return jnp.sqrt(difference / sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(observed)))

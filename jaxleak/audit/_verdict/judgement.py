@@ -93,13 +93,14 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
     image whose brightness is said to be open.
     """
-    name, each, limit = "SSIM", numbers.get("ssim_each"), _WRONG
+    each, limit = numbers.get("ssim_each"), _WRONG
     if each is None:
-        name, each, limit = "similarity (1 minus the largest difference)", numbers.get("similarity_each"), _WRONG_ROW
+        each, limit = numbers.get("similarity_each"), _WRONG_ROW
     if best is None or each is None or out_of_range(best):
         return ""
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
     wrong = [s for s, shown in zip(each, counted, strict=True) if shown and s <= limit]
+    name = best.measure.partition(" ")[2]  # without its article
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
 

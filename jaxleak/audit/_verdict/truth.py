@@ -8,6 +8,7 @@ from jaxleak import metrics
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.metrics._images import RECOGNISED_ABOVE
+from jaxleak.metrics._matching import least_pairing
 
 _MULTI_LABEL = "labels of several classes per image cannot be scored; give x alone, without y"
 
@@ -85,11 +86,8 @@ def _certified_first(truth: np.ndarray, images: np.ndarray, certified: np.ndarra
         images: the same shape and unit.
         certified: (N,) bool, which images choose among all true ones; the others choose among those that are left.
     """
-    import scipy
-
     paired, left = np.zeros(len(truth), np.int64), np.arange(len(truth))
     for part in (np.flatnonzero(certified), np.flatnonzero(~certified)):
-        flat = images[part].reshape(len(part), -1), truth[left].reshape(len(left), -1)
-        _, chosen = scipy.optimize.linear_sum_assignment(scipy.spatial.distance.cdist(*flat, "sqeuclidean"))
+        chosen = least_pairing(images[part], truth[left])
         paired[part], left = left[chosen], np.delete(left, chosen)
     return paired

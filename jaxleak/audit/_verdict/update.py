@@ -17,7 +17,6 @@ from jaxleak._precision import rounding_of_products
 from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
-from jaxleak.audit._similarity import has_ssim
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
@@ -40,6 +39,7 @@ from jaxleak.audit._verdict.verdict import (
     Verdict,
 )
 from jaxleak.capture._update import per_weight
+from jaxleak.metrics._images import has_ssim
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 

@@ -11,7 +11,8 @@ from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
-from jaxleak.audit._similarity import has_ssim, similarity
+from jaxleak.audit._similarity import similarity
+from jaxleak.metrics._images import has_ssim
 
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
@@ -135,7 +136,7 @@ class Answer(NamedTuple):
     @property
     def measure(self) -> str:
         """What agreement is counted in."""
-        return "an SSIM" if has_ssim(self.x.shape[1:]) else "1 minus the largest difference, the value"
+        return "an SSIM" if has_ssim(self.x.shape[1:]) else "a similarity (1 minus the largest difference)"
 
     @property
     def agreement_needed(self) -> float:

@@ -3,8 +3,9 @@
 import functools
 
 from jaxleak import _validate
-from jaxleak._own_files import is_own, made_of, read_once, require_named
+from jaxleak._own_files import is_own, made_of, require_named
 from jaxleak.defenses import SPLIT_DEFENSES, Defense, SplitDefense, SplitRun
+from jaxleak.study._own_defenses import own_defense
 
 
 def kind_of_split_defense(name: str) -> SplitDefense:
@@ -44,14 +45,9 @@ def defense_of(name: str, strength: float, run: SplitRun) -> Defense:
 
 @functools.lru_cache(maxsize=32)
 def _loaded(name: str) -> SplitDefense:
-    found = read_once(name).value
+    found = own_defense(name, SplitDefense)
     if isinstance(found, SplitDefense):
         return found
-    if not callable(found) or isinstance(found, Defense):
-        raise ValueError(
-            f"{name} must be a function that makes a jaxleak.defenses.Defense from its strength (def "
-            f"{name.rpartition(':')[2]}(strength): ...), or a SplitDefense, got {type(found).__name__}"
-        )
     return SplitDefense(
         lambda strength, run: made_of(name, found, strength, f"defense of strength {strength:g}"), 0.0, "strength"
     )

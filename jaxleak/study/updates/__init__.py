@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxleak.study.updates import basin, diagnostics
     from jaxleak.study.updates._attacker import CLOSED_FORM, Resolved, check, check_effect, resolved
     from jaxleak.study.updates._believed import believed_rates
+    from jaxleak.study.updates._building import settings_as_run
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
     from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, share_of, victim
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         first_distances,
         observe,
         own_opinion,
-        settings_as_run,
         where_seen,
     )
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
@@ -51,6 +51,7 @@ _MODULE_OF = {
     "ATTACKS": "_names",
     **dict.fromkeys(("CLOSED_FORM", "Resolved", "check", "check_effect", "resolved"), "_attacker"),
     "believed_rates": "_believed",
+    "settings_as_run": "_building",
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "share_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
@@ -69,7 +70,6 @@ _MODULE_OF = {
             "first_distances",
             "observe",
             "own_opinion",
-            "settings_as_run",
             "where_seen",
         ),
         "_problem",

@@ -15,10 +15,11 @@ from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result
 from jaxleak.study.sources import Arrays, drawn, form_of
 from jaxleak.study.updates._attacker import check, resolved
+from jaxleak.study.updates._building import attack_on
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._cost import COMPILE_SECONDS, seconds_of_update
 from jaxleak.study.updates._federation import Federation, Training, refuse_overlap, trained
-from jaxleak.study.updates._problem import attack, attack_on
+from jaxleak.study.updates._problem import attack
 from jaxleak.study.updates._size import require_memory_of_update
 from jaxleak.study.updates._sources import sources_of_update
 

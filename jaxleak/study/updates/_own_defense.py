@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from jaxleak import defenses
-from jaxleak._own_files import is_own, made_of, read_once, require_named
+from jaxleak._own_files import is_own, made_of, require_named
 from jaxleak.defenses._base import dense
+from jaxleak.study._own_defenses import own_defense
 from jaxleak.study.updates._case import Case
 
 
@@ -96,14 +97,9 @@ def compared_with_mechanism(case: Case) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def _loaded(name: str) -> defenses.ClientDefense:
-    found = read_once(name).value
+    found = own_defense(name, defenses.ClientDefense)
     known = found if isinstance(found, defenses.ClientDefense) else defenses.ClientDefense(found, (), "strength")
     makes = known.build
-    if not callable(makes) or isinstance(found, defenses.Defense):
-        raise ValueError(
-            f"{name} must be a function that makes a jaxleak.defenses.Defense from its strength (def "
-            f"{name.rpartition(':')[2]}(strength): ...), or a ClientDefense, got {type(found).__name__}"
-        )
 
     def build(strength: float) -> defenses.Defense:
         made = made_of(name, makes, strength, f"defense of strength {strength:g}")

@@ -1,33 +1,29 @@
 """One gradient inversion from end to end: data, a client, what the threat grants, the attack, and the scores."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import attacks, audit, defenses, metrics, models, objectives, protocols, threats
-from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share
+from jaxleak import audit, metrics, models, objectives, protocols, threats
+from jaxleak._base import Batch, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import where_seen as where_seen
-from jaxleak.attacks import adaptive, client_updates
+from jaxleak.attacks import client_updates
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss
 from jaxleak.attacks._inversion.gradient_term import to_explain
-from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.audit import InversionRun
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.metrics._images import RECOGNISED_ABOVE as RECOGNISED_ABOVE
-from jaxleak.metrics._images import SSIM_SMALLEST
+from jaxleak.metrics._images import has_ssim
 from jaxleak.metrics._scores import warn_of_clipped
 from jaxleak.study.updates._attacker import resolved
-from jaxleak.study.updates._case import HELD_OUT, Case
-from jaxleak.study.updates._client import Victim, client_of, victim
-from jaxleak.study.updates._described import described_settings
-from jaxleak.study.updates._own_defense import kind_of_defense
+from jaxleak.study.updates._building import attack_of, known_defense
+from jaxleak.study.updates._case import Case
+from jaxleak.study.updates._client import Victim, victim
 from jaxleak.study.updates._public_data import generator_for
 
 
@@ -54,118 +50,13 @@ class Outcome(NamedTuple):
         """
         found = {"truth": self.truth, "estimate": self.estimate, "curve": self.curve}
         found["psnr_each"] = metrics.psnr(self.truth, self.estimate)
-        if min(self.truth.shape[1:3]) >= SSIM_SMALLEST:
+        if has_ssim(self.truth.shape[1:]):
             found["ssim_each"] = metrics.ssim(self.truth, self.estimate)
         of_each = {"labels": self.labels, "labels_found": self.labels_found, "answered": self.answered}
         found |= {name: values for name, values in of_each.items() if values is not None}
         if self.second is not None:
             found |= {"other": self.second.other, **compared(self.second)}
         return {name: np.asarray(values) for name, values in found.items()}
-
-
-def _attack(
-    case: Case,
-    image_shape: tuple[int, ...],
-    num_classes: int,
-    generator: client_updates.PublicGenerator | None,
-    variables: PyTree,
-) -> Attack:
-    """Build the attack of `case`. The result is cached for all seeds unless the attacker reads `variables`."""
-    known = _known_defense(case)
-    if variables is not None and known is not None and adaptive.reads_weights(known):
-        return attack_on(case, image_shape, num_classes, generator, variables)
-    return _compiled_attack(case, image_shape, num_classes, generator)
-
-
-def _known_defense(case: Case) -> defenses.Defense | None:
-    """The defense that the attacker knows, if there is one."""
-    if not case.adaptive or case.defense is None:
-        return None
-    return defenses.client_defense(kind_of_defense(case.defense), case.strength)
-
-
-def attack_on(
-    case: Case,
-    image_shape: tuple[int, ...],
-    num_classes: int,
-    generator: client_updates.PublicGenerator | None = None,
-    variables: PyTree = None,
-) -> Attack:
-    """Build the attack of a case.
-
-    Args:
-        case: what is attacked, and with what.
-        image_shape: (H, W, channels).
-        num_classes: C >= 2.
-        generator: trained generator for attacks that need one.
-        variables: weights under attack, which some attackers who know a defense read.
-
-    Raises:
-        ValueError: on settings, a model and a defense that do not go together.
-    """
-    if variables is None:
-        model, share, settings = _drawn_parts(case, image_shape, num_classes, generator)
-    else:
-        model, share, settings = _parts_of_attack(case, image_shape, num_classes, generator, variables)
-    if settings is None or not case.adaptive or case.defense is None:
-        return resolved(case, generator).build(model, cast(protocols.ClientShare, share))
-    return attacks.inversion(model, share, settings, batch_size=case.images)
-
-
-def _parts_of_attack(
-    case: Case,
-    image_shape: tuple[int, ...],
-    num_classes: int,
-    generator: client_updates.PublicGenerator | None = None,
-    variables: PyTree = None,
-) -> tuple[models.Classifier, Share, attacks.Settings | None]:
-    """The model, what the attacker takes for the client's share, and its settings; arguments as in `attack_on`."""
-    # The client is built without its defense: only `adaptive.informed` may know of it.
-    model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
-    shown = protocols.averaged_share(share) if case.estimate else share
-    if not case.adaptive or case.defense is None:
-        return model, shown, resolved(case, generator).iterative
-    chosen = {"tv": case.tv, "activation": case.activation_penalty}
-    known = adaptive.informed(
-        defenses.client_defense(kind_of_defense(case.defense), case.strength, local_steps=shown.total_steps),
-        model,
-        shown,
-        resolved(case, generator).settings,
-        batch_size=case.images,
-        round=case.attacked_round,
-        variables=variables,
-        weights={name: weight for name, weight in chosen.items() if weight is not None},
-        prior=case.prior,
-    )
-    adapted = known.settings
-    if case.labels is not None:  # the case's label rule has precedence over the one that the defense suggests
-        adapted = adapted._replace(labels=case.labels)
-    return model, known.share, adapted
-
-
-# What an attacker knows of a private defense is measured, which takes seconds; attack and description share it.
-_drawn_parts = functools.lru_cache(maxsize=32)(_parts_of_attack)
-_compiled_attack = functools.cache(attack_on)
-
-
-@functools.lru_cache(maxsize=32)
-def settings_as_run(case: Case, image_shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
-    """What the attack of a case runs with, in words and numbers that JSON can keep; what a preset leaves to the model
-    or to the defense is resolved.
-
-    Weights have no unit: they multiply a term of the objective. An attacker who knows a defense by the weights of the
-    model is described for weights that it draws. A trained generator is described as it is before its training.
-
-    Args:
-        case: what is attacked, and with what.
-        image_shape: (H, W, channels).
-        num_classes: C >= 2.
-
-    Raises:
-        ValueError: on settings, a model and a defense that do not go together.
-    """
-    model, share, settings = _drawn_parts(_compiled(case), image_shape, num_classes, None)
-    return described_settings(case, settings, Setup(model, share, case.images))
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
@@ -255,7 +146,7 @@ def asked_for_rivals(
     if explaining is None or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
-    rival = audit.rival(*explaining, x, y, key=jax.random.key(seed), undone=undone_by(_known_defense(case)))
+    rival = audit.rival(*explaining, x, y, key=jax.random.key(seed), undone=undone_by(known_defense(case)))
     return second._replace(undetermined=rival.undetermined)
 
 
@@ -274,7 +165,7 @@ def answer_to(
     """Attack one observation, of `initial` or of other weights; only the private data's shapes (`template`) come in."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
-    engine = _attack(_compiled(case), shape, model.num_classes, generator, None if initial else observation.params)
+    engine = attack_of(case, shape, model.num_classes, generator, None if initial else observation.params)
     begin = time.perf_counter()
     found, run, infos = audit.invert(
         engine,
@@ -318,7 +209,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
         simulate, seen = explaining
         simulated = jax.jit(simulate)(seen.params, Batch(found.x, found.y, jnp.arange(case.images)))
         simulated = where_seen(observation.payload, simulated)
-        observed = to_explain(undone_by(_known_defense(case)), observation, simulated)
+        observed = to_explain(undone_by(known_defense(case)), observation, simulated)
         scores |= {
             "cosine_distance": float(objectives.cosine(observed, simulated)),
             "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
@@ -384,21 +275,3 @@ def captions(outcomes: Sequence[Outcome]) -> list[str]:
                 own = [f"{text}, undetermined" if undetermined else text for text, undetermined in open_ones]
         texts += own
     return texts
-
-
-def _compiled(case: Case) -> Case:
-    # Options that the attack's program does not depend on are reset, so that equal programs are compiled once.
-    if not case.adaptive:
-        case = replace(case, defense=None, strength=0.0, attacked_round=0)  # the attacker does not know it
-    return replace(
-        case,
-        weights=case.weights if case.own_model else None,  # constants of one's own network
-        restarts=1,
-        microbatch=None,
-        data="natural_patches",
-        pool=case.images,
-        skip=0,
-        partition="iid",
-        federation=100,
-        public_data=HELD_OUT,
-    )
