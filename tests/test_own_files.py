@@ -95,6 +95,10 @@ def picky(strength):
     return defenses.gaussian_payload_noise(strength) if strength < 1 else None
 
 
+def deaf(strength):
+    return defenses.per_leaf("payload", lambda key, leaf: leaf / 2 if strength < 1 else leaf)
+
+
 listed = defenses.ClientDefense(noisy, (0.1, 0.2), "deviation")
 """
 NUMBERS = "FACTOR = 0.01\n"
@@ -258,6 +262,17 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
     assert about_defenses([known[0].case], adaptive=False)[0].startswith(f"No attacker knew {mine}listed: what leaks")
     (elsewhere,) = swept_points(base, [f"{file}:of_examples"], {f"{file}:of_examples": (0.5,)})
     assert "not all of which could be compared: if it is wrong" in about_defenses([elsewhere.case])[0]
+
+
+def test_a_trade_off_asks_of_a_defense_that_does_not_read_its_strength(file):
+    deaf, hears = f"{file}:deaf", f"{file}:halved"
+    # A strength at which an upload is not changed says nothing: a clip may be too wide for these numbers.
+    points = swept_points(Case(**TINY), [deaf, hears], {deaf: (0.1, 0.5, 1.0, 2.0), hears: (0.1, 0.5, 1.0)})
+    asked = [text for text in about_defenses([p.case for p in points]) if text.endswith("use the strength?")]
+    assert asked == [
+        f"{deaf} changes an upload of random numbers in the same way at the strengths 0.1 and 0.5. "
+        "Does its function use the strength?"
+    ]
 
 
 def test_a_defense_with_a_state_has_no_round_by_itself(file):

@@ -17,7 +17,7 @@ from jaxleak import _processes
 #: Seconds between two lines of a phase in a log.
 LOG_EVERY = 5.0
 #: What stands before the first update of a phase.
-COMPILING = "compiling, which takes about 20 s the first time"
+COMPILING = "compiling, which may take minutes for a deep network"
 
 
 class StoppedBySignal(SystemExit):

@@ -1,7 +1,7 @@
 """A defense of one's own in a study: a Python file makes it from one number, its strength, as the built-in ones are."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -30,8 +30,8 @@ def kind_of_defense(name: str) -> defenses.ClientDefense:
     return _loaded(name) if is_own(name) else defenses.CLIENT_DEFENSES[name]
 
 
-def about_defenses(cases: Iterable[Case], *, adaptive: bool = True) -> list[str]:
-    """Sentences for a report on the cases' own defenses, on what an attacker who knows them can use; no built-in ones.
+def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]:
+    """Sentences for a report on the cases' own defenses: what an attacker who knows them can use, and odd strengths.
 
     Args:
         cases: cases of a study; each is checked, and defenses of one name are told about once.
@@ -59,7 +59,7 @@ def about_defenses(cases: Iterable[Case], *, adaptive: bool = True) -> list[str]
                 f"{name} keeps a state: clients who train remember their uploads, and the attacked one is their first."
             )
             said[text] = None
-    return list(said)
+    return list(said) + _deaf_to_strength(cases)
 
 
 def keeps_state(defense: defenses.Defense) -> bool:
@@ -82,17 +82,54 @@ def compared_with_mechanism(case: Case) -> bool:
     """
     assert case.defense is not None
     made = kind_of_defense(case.defense).build(case.strength)
-    rng = np.random.default_rng(0)
-    shapes = {"kernel": (64, 32), "bias": (32,)}
-    upload = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    try:
-        made.apply(jax.random.key(0), upload)
-    except Exception:  # a defense may be made for one network's upload
+    if _of_an_upload(made) is None:
         return False
     try:
-        return defenses.check_mechanism(made, upload, key=jax.random.key(0))
+        return defenses.check_mechanism(made, _upload(), key=jax.random.key(0))
     except ValueError as error:
         raise ValueError(f"{case.defense} of strength {case.strength:g}: {error}") from error
+
+
+def _deaf_to_strength(cases: Sequence[Case]) -> list[str]:
+    """What to ask of a defense that changes an upload alike at several strengths, as one that does not read them."""
+    strengths: dict[str, dict[float, None]] = {}
+    for case in cases:
+        if case.defense is not None and case.own_defense:
+            strengths.setdefault(case.defense, {})[case.strength] = None
+    said = []
+    for name, chosen in strengths.items():
+        changed: dict[bytes, list[str]] = {}
+        for strength in chosen:
+            sent = _of_an_upload(kind_of_defense(name).build(strength))
+            if sent is not None and sent != _bytes(_upload()):
+                changed.setdefault(sent, []).append(f"{strength:g}")
+        said += [
+            f"{name} changes an upload of random numbers in the same way at the strengths {' and '.join(alike)}. "
+            "Does its function use the strength?"
+            for alike in changed.values()
+            if len(alike) > 1
+        ]
+    return said
+
+
+def _upload() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "kernel": rng.standard_normal((64, 32)).astype(np.float32),
+        "bias": rng.standard_normal(32).astype(np.float32),
+    }
+
+
+def _of_an_upload(defense: defenses.Defense) -> bytes | None:
+    """What becomes of normal numbers in place of an upload; None if the defense does not take them."""
+    try:
+        return _bytes(defense.apply(jax.random.key(0), _upload()))
+    except Exception:  # a defense may be made for one network's upload
+        return None
+
+
+def _bytes(upload: object) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(upload))
 
 
 @functools.lru_cache(maxsize=32)
