@@ -8,9 +8,10 @@ import pytest
 import reference
 from small_updates import Client, changed
 
-from jaxleak import Batch, audit, models, protocols
+from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.audit._checks import failed
 from jaxleak.audit._checks.finding import LOSS_OTHER
+from jaxleak.audit._checks.precision import Precision
 
 
 def _mixed(variables, other, share):
@@ -176,3 +177,26 @@ def test_a_stated_defense_is_not_reported_as_a_mistake(plain):
     payload = jax.tree.map(lambda g: jnp.asarray(np.where(np.abs(g) > np.median(np.abs(g)), g, 0)), plain.gradient)
     assert failed(plain.check(payload))
     assert not failed(plain.check(payload, defended=True))
+
+
+def test_the_options_of_a_finding_are_those_of_the_kind_of_update(plain):
+    client = Client(batch_norm=False, batch_size=1)
+    (scaled,) = failed(client.check(jax.tree.map(lambda g: 0.1 * g, client.gradient)))
+    assert scaled.option.startswith("--defense dp_update --clip ")
+    of_weights = Precision(scale=1.0, of_weights=True)
+    (scaled,) = failed(client.check(jax.tree.map(lambda g: 0.1 * g, client.gradient), precision=of_weights))
+    assert scaled.option.startswith("--learning-rate, --local-steps, --defense dp_update --clip ")
+    (turned, *_) = failed(client.check(jax.tree.map(jnp.negative, client.gradient)))
+    for kind, option in (
+        ("gradient", "--kind difference --learning-rate 1"),
+        ("difference", "a difference that is the weights after training minus those before"),
+        ("weights", "--weights with the file of the weights before training, and --update with that of those after it"),
+    ):
+        assert turned.of_kind(kind).option == option
+
+
+def test_one_file_of_weights_for_both_is_named(plain, tmp_path):
+    capture.save(tmp_path / "u", plain.variables["params"], kind="weights", learning_rate=0.1, batch_size=4)
+    verdict = audit.update(plain.model, plain.variables, tmp_path / "u")
+    assert verdict.verdict == "inputs inconsistent"
+    assert "one file was given for both, or nothing was trained" in verdict.reasons[0]

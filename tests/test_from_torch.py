@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import Batch, Observation, _tree, attacks, capture, models, protocols
+from jaxleak import Batch, Observation, _tree, attacks, audit, capture, models, protocols
 from jaxleak.attacks import presets
 from jaxleak.models._classifier import digest_of
 from jaxleak.objectives import cross_entropy
@@ -422,3 +422,32 @@ def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxleak\[torch\]'"):
         models.from_torch(Tutorial(), image_shape=IMAGE)
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight, as an embedding and a head of a language model do, and not their bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        x = F.adaptive_avg_pool2d(x, (2, 4)).flatten(1)
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_tied_weights_are_one_leaf_with_the_gradient_of_both(tmp_path):
+    torch.manual_seed(0)
+    net = Tied()
+    model, variables = models.from_torch(net, image_shape=IMAGE)
+    assert sorted(variables["params"]) == ["first.bias", "first.weight", "head.bias", "head.weight", "second.bias"]
+    check_against_torch(net, model, variables, "train", 2, 2e-5)
+    x, own = images(1)
+    net.zero_grad()
+    F.cross_entropy(net(x), torch.tensor([1])).backward()
+    capture.save(tmp_path / "u", net, batch_size=1)
+    sent = capture.gradient_of(capture.load(tmp_path / "u"), variables["params"])
+    found = audit.check_client(model, variables, sent, own, np.array([1]))
+    assert {finding.name: finding.status for finding in found}["known images"] == "passed"

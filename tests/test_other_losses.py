@@ -6,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 import reference
-from small_updates import answer_of
+from small_updates import answer_of, case_of
 
-from jaxleak import audit, metrics, models, protocols
+from jaxleak import Observation, audit, metrics, models, protocols
 from jaxleak.audit._checks import check_known_images
 from jaxleak.audit._verdict import one_sample, stages, without_loss
-from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE
+from jaxleak.audit._verdict.one_sample import equations
+from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE, best_of
 
 FINDINGS = 5
 
@@ -39,6 +40,17 @@ def dense():
 def convolutional():
     model = models.convnet((8, 8, 1), FINDINGS, channels=(8,), strides=(1,))
     return model, *_sent(model)
+
+
+def test_a_dense_layers_inputs_are_certified_where_the_layers_above_are_not_as_stated(perceptron):
+    model, variables, batch, gradient = perceptron
+    other = {**gradient, "head": jax.tree.map(lambda g: -3 * g, gradient["head"])}
+    for sent, attacks in ((gradient, ["dense_inputs"]), (other, ["dense_inputs", ALONE])):
+        case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, sent))
+        answers = list(equations(case))
+        assert [answer.attack for answer in answers] == attacks
+        assert best_of(answers).shown.all()
+        np.testing.assert_allclose(best_of(answers).x, batch.x[:, 0], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import reference
 from small_updates import perceptron
 
 from jaxleak import Batch, audit, capture, models, protocols
+from jaxleak.audit._checks import Finding
+from jaxleak.audit._checks.equations import RANK
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict.update import _time_of_checks
 from jaxleak.audit._verdict.verdict import Answer, contradicted, copied, out_of_range
@@ -119,6 +121,9 @@ def test_copies_among_certified_images_are_a_warning():
     assert one.evidence == "1 of 3 certified images is a copy of another one."
     uncertain = answer(0, 0, solved=False, agreement=np.array([0.99, 0.5]))
     assert copied(uncertain) == []  # only one of them is certified
+    (alike,) = copied(answer(0, 1, 1), [Finding(RANK, "passed", "")])  # no smaller batch has the head's rank
+    assert alike.cause.startswith("images of the client that are alike")
+    assert alike.option == "--minutes"
 
 
 def test_a_private_mechanism_behind_batch_statistics_can_be_stated():

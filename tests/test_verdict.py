@@ -8,13 +8,15 @@ import pytest
 import reference
 from small_updates import pictures, sent_by
 
-from jaxleak import Batch, audit, capture, defenses, models, protocols
+from jaxleak import Batch, audit, capture, data, defenses, models, protocols
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.labels import Labels, labels_of
+from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.update import _without_ssim
-from jaxleak.audit._verdict.verdict import Answer, best_of
+from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
 
 
 def test_a_dense_layer_on_pixels_is_solved_and_the_verdict_is_leaks(perceptron):
@@ -53,10 +55,6 @@ def test_a_file_with_weights_after_a_step_is_an_update(perceptron, tmp_path):
 
 
 def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
-    from jaxleak.audit._checks import Finding
-    from jaxleak.audit._checks.symmetry import SYMMETRIES
-    from jaxleak.audit._verdict.verdict import decide, unexplained
-
     x, y, nothing = pictures(2), np.zeros(2, int), Labels.none(10)
     far = Answer("far", x, y, misfit=0.7, cosine_distance=0.3, agreement=np.ones(2))
     near = Answer("near", x, y, misfit=0.05, cosine_distance=0.001, agreement=np.array([0.94, 0.96]))
@@ -69,14 +67,44 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     (warning,) = unexplained(None)
     assert warning.name == "gradient explained"
     assert "images that were normalised in another way" in warning.cause
-    assert warning.option == "--truth of a known batch, --mean, --std, --minutes"
+    assert warning.option.startswith("--truth of a known batch, --mean, --std, --minutes, --loss other")
     without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
     assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
     assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images is certified: independent starts end at the same image (near), ")
-    assert reasons[0].endswith(" a cosine distance of 1.0e-03 from the update.")
+    assert reasons[0].endswith(" a cosine distance of 1.0e-03 from the update, if the loss is as stated.")
+
+
+def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_update_unexplained():
+    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2), remainder=0.0449)
+    assert found.shown.all()
+    short = found._replace(explained=False)
+    assert not short.shown.any()
+    (warning,) = unexplained(short)
+    assert "leave 4.5% of the update unexplained, where a certificate allows 2%" in warning.evidence
+    assert warning.cause.startswith("another loss, such as one with class weights or label smoothing")
+    assert warning.option.startswith("--loss other")
+    outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
+    assert outcome == "not shown to leak"
+    assert reasons[0].startswith("Warning: gradient explained: suspicious")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("smoothing", "images"), [(0.0, 4), (0.2, 0)])
+def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing, images):
+    model = models.mlp((8, 8, 1), 10, widths=(64, 32), activation="sigmoid")
+    variables = reference.drawn(model)
+    x, y = jnp.asarray(data.load("digits", n=4).x), jnp.array([1, 3, 5, 7])
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, x, mode="train").logits
+        targets = (1 - smoothing) * jax.nn.one_hot(y, 10) + smoothing / 10
+        return -(targets * jax.nn.log_softmax(logits)).sum(axis=1).mean()
+
+    verdict = audit.update(model, variables, jax.grad(loss)(variables["params"]), batch_size=4, minutes=5)
+    assert verdict.best.shown.sum() == images
 
 
 @pytest.mark.parametrize(
@@ -88,14 +116,13 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     ],
 )
 def test_what_shows_an_image_is_said_in_words_and_rounding_is_no_distance(fields, said):
-    from jaxleak.audit._verdict.verdict import decide
-
     image, nothing = pictures(1), Labels.none(10)
     found = Answer(**{"attack": "dense_inputs", "x": image, "y": np.zeros(1, int), "misfit": 0.0} | fields,
                    cosine_distance=-1.2e-07)  # fmt: skip
     _, (reason,) = decide([], nothing, found, [], [])
     assert said in reason
-    assert reason.endswith(" a cosine distance below 1e-06 from the update.")
+    granted = "" if "solved" in fields else ", if the loss is as stated"
+    assert reason.endswith(f" a cosine distance below 1e-06 from the update{granted}.")
 
 
 def test_a_stated_defense_is_known_to_the_attacker_or_refused(perceptron):

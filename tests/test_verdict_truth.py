@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from small_updates import case_of
 
-from jaxleak import Batch, audit, metrics, models, protocols
+from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak._command.audit import _scored
-from jaxleak.audit._verdict.judgement import contradicted_by_truth
+from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._verdict.judgement import _of_another_update, contradicted_by_truth
+from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
 
@@ -111,7 +114,7 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     wrong = np.stack([x[0], np.roll(x[1], 3, axis=0)])
     answer = Answer("fedleak_400", wrong, np.array([1, 2]), 0.0, 0.0, agreement=np.ones(2))
     numbers = scores((x, None), answer)[0]
-    said = contradicted_by_truth(answer, numbers)
+    said = contradicted_by_truth(answer, numbers, x)
     assert said.startswith(
         "The truth contradicts a certificate. Images that are certified and are not the client's: 1 of 2"
     )
@@ -121,9 +124,37 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
         answer._replace(dimmer=np.array([False, True])),  # nor is its brightness
         answer._replace(x=3 * wrong),  # in another unit
     ):
-        assert contradicted_by_truth(fine, numbers) == ""
-    assert contradicted_by_truth(answer, scores((wrong, None), answer)[0]) == ""
-    assert contradicted_by_truth(None, {}) == ""
+        assert contradicted_by_truth(fine, numbers, x) == ""
+    assert contradicted_by_truth(answer, scores((wrong, None), answer)[0], wrong) == ""
+    assert contradicted_by_truth(None, {}, None) == ""
+    copy = answer._replace(x=x[[0, 0]])  # one of the client's images twice: `copied` warns of it
+    assert contradicted_by_truth(copy, scores((x, None), copy)[0], x) == ""
+
+
+def test_another_image_contradicts_an_exact_solution_however_alike_it_is():
+    x = 0.8 * np.random.default_rng(0).random((1, 8, 8, 1))
+    solved = Answer("dense_inputs", x, np.array([1]), 0.0, 0.0, solved=True)
+    assert contradicted_by_truth(solved, scores((x, None), solved)[0], x) == ""
+    other = x.copy()
+    other[0, 0, 0] += 0.15
+    assert metrics.ssim(x, other) > 0.9
+    said = contradicted_by_truth(solved, scores((other, None), solved)[0], other)
+    assert said.startswith("The truth contradicts equations.")
+    assert "of 1 of 1 images the truth has another one, by up to 0.15 in a pixel" in said
+
+
+def test_images_without_labels_are_compared_with_the_update_by_the_labels_that_are_proven(perceptron):
+    model, variables, batch, gradient = perceptron
+    case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, gradient))
+    answer = graded(case, "fedleak_400", np.asarray(batch.x[:, 0]), np.asarray(batch.y))
+    proven = Labels.none(model.num_classes)._replace(proven=np.bincount(batch.y, minlength=model.num_classes))
+    other = 1 - np.asarray(batch.x[:, 0])
+    assert _of_another_update(case, answer, proven, np.asarray(batch.x[:, 0])) == ""
+    assert "have an update that is" in _of_another_update(case, answer, proven, other)
+    unproven = Labels.none(model.num_classes)
+    for unknown in ((answer, unproven, other), (None, proven, other), (answer, proven, None)):
+        assert _of_another_update(case, *unknown) == ""
+    assert _of_another_update(case._replace(defended=True), answer, proven, other) == ""
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])
@@ -153,6 +184,7 @@ def test_a_row_of_a_table_contradicts_its_certificate_by_the_largest_difference(
     answer = Answer("fedleak_400", wrong, np.array([1, 2]), 0.0, 0.0, agreement=np.ones(2))
     numbers = scores((rows, None), answer)[0]
     assert "ssim_each" not in numbers
-    assert "1 of 2. The lowest similarity (1 minus the largest difference)" in contradicted_by_truth(answer, numbers)
+    said = contradicted_by_truth(answer, numbers, rows)
+    assert "1 of 2. The lowest similarity (1 minus the largest difference)" in said
     near = answer._replace(x=rows + 0.01)
-    assert contradicted_by_truth(near, scores((rows, None), near)[0]) == ""
+    assert contradicted_by_truth(near, scores((rows, None), near)[0], rows) == ""

@@ -27,6 +27,7 @@ from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
 _LABELS = "labels in the batch"
+RANK = "batch size by rank"
 _ONE_LOGIT = "The network has one logit, whose gradient sums to zero over its two classes"
 #: How often noise as large as is stated is taken for smaller noise.
 _RARELY = 1e-6
@@ -225,7 +226,7 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
 
 def _rank(head: Head, samples: int, epochs: int) -> Finding:
     """Every visit of a sample adds one to the rank at most; visits of one sample at nearby weights may add nothing."""
-    name = "batch size by rank"
+    name = RANK
     rank, most = rank_of(head), highest_rank(head, samples)
     evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(-(-rank // epochs))} behind it"
     if rank > samples * epochs:

@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from jaxleak._stated import Kind
+
 #: "failed": no client of the stated kind could have sent this. "suspicious": hardly any could.
 Status = Literal["passed", "failed", "suspicious", "not applicable"]
 
@@ -9,8 +11,13 @@ Status = Literal["passed", "failed", "suspicious", "not applicable"]
 LOSS_OTHER = "--loss other (another loss or scale)"
 DEFENSE_OTHER = "--defense other (an update that was changed after it was computed)"
 REVERSED = "the sign of the update is reversed"
-#: The options that reverse the sign of a gradient.
+#: The options that reverse the sign of a gradient, and what reverses that of an update of every kind.
 TURN = "--kind difference --learning-rate 1"
+_TURNED: dict[Kind, str] = {
+    "gradient": TURN,
+    "difference": "a difference that is the weights after training minus those before",
+    "weights": "--weights with the file of the weights before training, and --update with that of those after it",
+}
 #: A cause of an update that is too large.
 ADDED_UP = "gradients that were added up over several micro-batches without dividing"
 
@@ -41,6 +48,10 @@ class Finding(NamedTuple):
     evidence: str
     cause: str = ""
     option: str = ""
+
+    def of_kind(self, kind: Kind) -> "Finding":
+        """The finding on an update of that kind, whose sign other options reverse than that of a gradient."""
+        return self._replace(option=self.option.replace(TURN, _TURNED[kind]))
 
     def __str__(self) -> str:
         """One line for a terminal."""

@@ -72,14 +72,11 @@ def check_one_sample(head: Head, norm: float | None = None) -> Finding:
 
 def _factor(scale: float, norm: float | None, *, of_weights: bool) -> tuple[str, str]:
     """What makes the update of one sample a multiple of its gradient, and the options for that, the likelier first."""
-    likely = [
-        ("another loss, such as focal loss or one with class weights or label smoothing", LOSS_OTHER),
-        ("a learning rate or a number of steps", "--learning-rate, --local-steps"),
-    ]
-    if of_weights:
-        likely.reverse()
+    likely = [("another loss, such as focal loss or one with class weights or label smoothing", LOSS_OTHER)]
     if 0 < scale < 1:
         likely.insert(0, ("clipping", only_clipped(norm)))
+    rate = ("a learning rate or a number of steps", "--learning-rate, --local-steps")
+    likely.insert(0 if of_weights else len(likely), rate)
     causes, options = zip(*likely, strict=True)
     return (
         f"the update is {scale:.4g} times a gradient: {', '.join(causes[:-1])}, or {causes[-1]}",

@@ -7,8 +7,9 @@ import numpy as np
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
+from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
-from jaxleak.audit._verdict.search import Case
+from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,
@@ -38,6 +39,18 @@ _CONTRADICTED = (
     "{} of one to the truth is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
+#: The same of images that are the solution of equations, and how far a pixel may be off by rounding.
+_NOT_THE_SOLUTION = (
+    "The truth contradicts equations. They have an exact solution, and of {} of {} images the truth has another one, "
+    "by up to {:.2f} in a pixel. Is the truth that of this update?"
+)
+_OFF = 0.1
+#: The same of an update that these images with all proven labels do not have, and its least misfit.
+_ANOTHER_UPDATE = (
+    "The truth is hardly that of this update: its images, with the labels that are proven, have an update that is "
+    "{:.0%} off. The scores then compare with other images."
+)
+_FAR = 0.25
 #: The same for rows of tables, which are alike by 1 minus their largest difference.
 _WRONG_ROW = 0.9
 #: Why no finding is claimed of a client with a defense.
@@ -73,13 +86,13 @@ def judged(
         findings, labels = findings + other, Labels.none(case.share.model.num_classes)
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
-    findings = findings + (copied(best) if shows else unexplained(best, findings, tried=bool(answers)))
+    findings = findings + (copied(best, findings) if shows else unexplained(best, findings, tried=bool(answers)))
     findings = findings + out_of_range(best)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended(answers, case.loss_known))
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
-    if wrong := contradicted_by_truth(best, numbers):
+    if wrong := contradicted_by_truth(best, numbers, ordered) or _of_another_update(case, best, labels, ordered):
         reasons = (wrong, *reasons)
     notes = case.share.model.notes
     return Verdict(
@@ -87,21 +100,48 @@ def judged(
     )
 
 
-def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any]) -> str:
+def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:
     """What must stand first where the truth has another image than a certificate; nothing if it has not.
 
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
-    image whose brightness is said to be open.
+    image whose brightness is said to be open. A copy of another certified image is one of the client's; `copied` warns
+    of it. Equations have an exact solution, so that any other image contradicts it.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        numbers: its scores.
+        images: (B, H, W, channels) the client's in the order of the answer, or None where they are not known.
     """
     each, limit = numbers.get("ssim_each"), _WRONG
     if each is None:
         each, limit = numbers.get("similarity_each"), _WRONG_ROW
-    if best is None or each is None or out_of_range(best):
+    if best is None or images is None or each is None or out_of_range(best):
         return ""
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
-    wrong = [s for s, shown in zip(each, counted, strict=True) if shown and s <= limit]
+    shown = np.clip(best.x, 0, 1)
+    if best.solved and (off := np.abs(images - shown).max(axis=(1, 2, 3))[counted]).max() > _OFF:
+        return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max())
+    paired = [(place, s) for place, s in enumerate(each) if counted[place] and s <= limit]
+    wrong = [s for place, s in paired if similarity(images, np.stack([shown[place]] * len(images))).max() <= limit]
     name = best.measure.partition(" ")[2]  # without its article
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
+
+
+def _of_another_update(case: Case, best: Answer | None, labels: Labels, images: np.ndarray | None) -> str:
+    """What must stand first where images that came without labels have another update by all labels that are proven.
+
+    Args:
+        case: the audited update.
+        best: the answer that `best_of` chose, or None.
+        labels: what the update proves of labels.
+        images: (B, H, W, channels) those of the truth in the order of the answer, or None.
+    """
+    if best is None or images is None or not best.matched or case.defended or case.share.total_steps > 1:
+        return ""
+    if (best.y < 0).any() or (np.bincount(best.y, minlength=len(labels.proven)) != labels.proven).any():
+        return ""
+    off = misfit_of(case, images, best.y)
+    return _ANOTHER_UPDATE.format(off) if off > max(_FAR, 2 * best.misfit) else ""
 
 
 def _too_little(case: Case, best: Answer | None) -> list[str]:
@@ -182,6 +222,8 @@ def numbers_of(
         numbers["agreement"] = float(np.mean(best.counted_agreement))
     if best.undetermined is not None:
         numbers["undetermined"] = float(np.mean(best.undetermined))
+    if best.remainder is not None:
+        numbers["remainder"] = best.remainder
     if truth is None:
         return numbers, None
     scored, ordered = scores(truth, best)
@@ -207,5 +249,5 @@ def told(answer: Answer) -> str:
     ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
     return (
         f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
-        f"distance is {answer.cosine_distance:.2g}{agreement}."
+        f"distance is {max(answer.cosine_distance, 0.0):.2g}{agreement}."
     )

@@ -63,11 +63,11 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     except ValueError:
         pass  # no vision transformer of this kind
     else:
-        found, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
-        if found.gradient_matched is not None and found.gradient_matched.all():  # the equations of one image hold
-            image, solved = np.asarray(found.x[:, 0]), bool(found.answered.all())
+        patches, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
+        if patches.gradient_matched is not None and patches.gradient_matched.all():  # the equations of one image hold
+            image, solved = np.asarray(patches.x[:, 0]), bool(patches.answered.all())
             yield graded(case, "patch_embedding", image, _label(case), solved=solved, **watch.spent)
-        if found.answered.all():
+        if patches.answered.all():
             return
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None:
@@ -75,7 +75,12 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
         return
     y, x = _label(case), affine_solution(peeled)
     if x is not None:
-        yield graded_inputs(case, "dense_inputs", without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent)
+        found = graded_inputs(
+            case, "dense_inputs", without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent
+        )
+        yield found
+        if not found.matched:  # the layers above did not compute what is stated, such as behind dropout
+            yield from _inputs_alone(case)
         return
     stored = case.store.answer(PEELED)
     answer = stored or search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]

@@ -1,6 +1,7 @@
 """Attacks that search, within a budget: independent starts of one inversion, their answer and how far they agree."""
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from jaxleak import objectives
 from jaxleak._base import Attack, Batch, Observation
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
@@ -20,11 +22,11 @@ from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._restarts import best_restart
-from jaxleak.audit._rival import rival
+from jaxleak.audit._rival import Rival, rival
 from jaxleak.audit._rounds import template_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.verdict import Answer, called
+from jaxleak.audit._verdict.verdict import EXPLAINED_BELOW, Answer, called
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
@@ -196,13 +198,30 @@ def search(
     )  # fmt: skip
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
-        answer = answer._replace(undetermined=_undetermined(case, answer))
+        other = _rival(case, answer)
+        answer = answer._replace(
+            undetermined=other.undetermined, remainder=other.answer_misfit,
+            explained=other.answer_misfit <= _most_unexplained(case),
+        )  # fmt: skip
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
 
-def _undetermined(case: Case, answer: Answer) -> np.ndarray:
+def _most_unexplained(case: Case) -> float:
+    """The relative misfit that images near the right ones may have: what a descent leaves, and what rounding does.
+
+    Whatever a defense or bounds on a gradient leave besides is told by rules of their own.
+    """
+    if case.defended or case.received.undone is not None:
+        return math.inf
+    seen = case.observation
+    payload, weights = named_leaves(seen.payload), named_leaves(seen.params["params"])
+    errors = [case.precision.error(np.asarray(leaf), weights.get(name)) for name, leaf in payload.items()]
+    return EXPLAINED_BELOW + float(np.linalg.norm(errors) / norm(seen.payload))
+
+
+def _rival(case: Case, answer: Answer) -> Rival:
     return rival(
         case.received.share, case.observation, answer.x, answer.y, key=case.key,
         skip_zeros=case.received.in_part, undone=case.received.undone,
-    ).undetermined  # fmt: skip
+    )  # fmt: skip

@@ -211,7 +211,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             return
         yield answer
         agree = answer.agreement is not None and bool((answer.agreement >= answer.agreement_needed).all())
-        if (answer.determined and agree) or not answer.finished:
+        if (answer.determined and answer.explained and agree) or not answer.finished:
             return
 
 

@@ -133,6 +133,10 @@ def update(
         return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
     if moved:
         return inconsistent(moved, model, threat)
+    if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
+        evidence = "The weights after training are those before it in every entry."
+        cause = "one file was given for both, or nothing was trained"
+        return inconsistent([Finding("zeros", "failed", evidence, cause, "--weights, --update")], model, threat)
     parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
@@ -151,6 +155,7 @@ def update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
         precision=precision, loss_known=loss_known,
     )  # fmt: skip
+    findings = [finding.of_kind(known.kind) for finding in findings]
     findings += check_known_images(
         share, variables, payload, checked, defended=is_defended(known), precision=precision, loss_known=loss_known
     )

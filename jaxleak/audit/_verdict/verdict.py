@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
+from jaxleak.audit._checks.equations import RANK
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
@@ -28,12 +29,17 @@ _PEELED_AGREE_ABOVE = 0.99
 #: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
 #: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
 _ROWS_AGREE_ABOVE = 0.99
+#: Relative misfit that a descent without a prior may leave of the update. It left half of that of correct ones, and
+#: mostly more where the loss had class weights or smoothed labels: starts then agree on images that make up for it.
+EXPLAINED_BELOW = 0.02
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
 #: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
 _FLAT_BELOW = 0.02
 #: Distance from which on a cosine distance is rounding, which may leave it below zero.
 _ROUNDING = 1e-6
+#: Name of the finding on whether any answer explains the update.
+EXPLAINED = "gradient explained"
 #: Name of the answer that no label and no loss was needed for.
 ALONE = "inputs_alone"
 #: Name of the answer that a dense layer's gradient gives of a whole batch.
@@ -102,6 +108,8 @@ class Answer(NamedTuple):
     # they are too far from a gradient that is known between bounds alone.
     determined: bool = True
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
+    remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
+    explained: bool = True  # False where that is too large for images of the client that is stated
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
@@ -127,7 +135,7 @@ class Answer(NamedTuple):
     @property
     def shown(self) -> np.ndarray:
         """(B,) bool: images that have a certificate which needs no truth."""
-        if not self.matched or not self.determined:
+        if not self.matched or not self.determined or not self.explained:
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
@@ -172,8 +180,9 @@ class Verdict(NamedTuple):
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
-        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; undetermined, the
-            share of images in whose place another one explains the update as well, where starts agree; with truth
+        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; where starts agree,
+            undetermined, the share of images in whose place another one explains the update as well, and remainder,
+            the misfit that a descent without a prior leaves near the answer; with truth
             those of `jaxleak.metrics.image_scores`.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
         notes: what of the network the attacks had to take as it is.
@@ -225,7 +234,16 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
     """
     if not tried:
-        return [Finding("gradient explained", "not applicable", "No attack came to an answer in the time given.")]
+        return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
+    if best is not None and best.matched and not best.explained:
+        evidence = (
+            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained, where a certificate "
+            f"allows {EXPLAINED_BELOW:.0%} beside rounding."
+        )
+        cause = (
+            f"another loss, such as one with class weights or label smoothing, {_UNSEEN}, or a search that is too short"
+        )
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --minutes")]
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
@@ -234,8 +252,8 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
                 f"update; below {MATCHED_BELOW} it would explain the update."
             )
         cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
-        option = "--truth of a known batch, --mean, --std, --minutes"
-        return [Finding("gradient explained", "suspicious", evidence, cause, option)]
+        option = f"--truth of a known batch, --mean, --std, --minutes, {LOSS_OTHER}, or {DEFENSE_OTHER}"
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
         evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
@@ -243,11 +261,12 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
     return []
 
 
-def copied(best: Answer | None) -> list[Finding]:
+def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:
     """A warning where certified images are copies of each other: a gradient cannot tell them from a smaller batch.
 
     Args:
         best: the answer that `best_of` chose, or None.
+        findings: what the checks found, the rank of the head's gradient among it.
     """
     places = [] if best is None else np.flatnonzero(best.shown).tolist()
     pairs = list(itertools.combinations(places, 2))
@@ -261,6 +280,9 @@ def copied(best: Answer | None) -> list[Finding]:
     evidence = (
         f"{copies} of {len(places)} certified images {'is a copy' if copies == 1 else 'are copies'} of another one."
     )
+    if any(finding.name == RANK and finding.status == "passed" for finding in findings):
+        cause = "images of the client that are alike, or one that the search found twice in the place of another"
+        return [Finding("different images", "suspicious", evidence, cause, "--minutes")]
     cause = "the batch holds fewer samples than is stated, whose gradient copies explain as well, or equal samples"
     return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
 
@@ -344,9 +366,11 @@ def decide(
         whose = _COMPARED.get(best.kind, "the answer's gradient")
         if best.dimmer is not None and (best.dimmer & best.shown).any():
             alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
+        # A search may make up for another loss by other images; equations and a search without the loss cannot.
+        granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else ", if the loss is as stated"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
-            "from the update."
+            f"from the update{granted}."
         )
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]

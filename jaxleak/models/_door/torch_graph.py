@@ -60,7 +60,7 @@ class Graph:
         """
         self.nodes = tuple(exported.graph.nodes)
         signature = exported.graph_signature
-        self.parameters: dict[str, str] = dict(signature.inputs_to_parameters)
+        self.parameters: dict[str, str] = _by_first_name(signature.inputs_to_parameters, exported.state_dict)
         self.buffers: dict[str, str] = dict(signature.inputs_to_buffers)
         self.constants: dict[str, Any] = dict(signature.inputs_to_lifted_tensor_constants)
         self.operators = {**OPERATORS, **(WITHOUT_DROPOUT if dropout == "off" else {})}
@@ -192,6 +192,20 @@ class Graph:
             mean, variance = running_mean, running_var
         y = normalised(x, mean, variance, weight, bias, eps)
         return y if name == "batch_norm" else (y, None, None, new_mean, new_var)
+
+
+def _by_first_name(names: Mapping[str, str], tensors: Mapping[str, Any]) -> dict[str, str]:
+    """Names of parameters by node, with one name for what several modules share, the one that autograd reports.
+
+    PyTorch lists tied weights under every name in a state dict, and their gradient under the first name alone.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    of_node = {}
+    for node, name in names.items():
+        tensor = tensors[name]
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else (name,)
+        of_node[node] = first.setdefault(place, name)
+    return of_node
 
 
 def _places(node: Any) -> tuple[int | None, int, int]:
