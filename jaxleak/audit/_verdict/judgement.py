@@ -109,8 +109,8 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
 
     Args:
         best: the answer that `best_of` chose, or None.
-        numbers: its scores.
-        images: (B, H, W, channels) the client's in the order of the answer, or None where they are not known.
+        numbers: metrics of the answer.
+        images: (B, H, W, channels) images of the client in the order of the answer; None where they are not known.
     """
     each, limit = numbers.get("ssim_each"), _WRONG
     if each is None:
@@ -134,7 +134,7 @@ def _of_another_update(case: Case, best: Answer | None, labels: Labels, images: 
         case: the audited update.
         best: the answer that `best_of` chose, or None.
         labels: what the update proves of labels.
-        images: (B, H, W, channels) those of the truth in the order of the answer, or None.
+        images: (B, H, W, channels) images of the truth in the order of the answer, or None.
     """
     if best is None or images is None or not best.matched or case.defended or case.share.total_steps > 1:
         return ""
