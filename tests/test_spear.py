@@ -1,5 +1,6 @@
 """All samples of a batch from the gradient of a first dense layer with ReLUs, against NumPy."""
 
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -176,6 +177,49 @@ def test_an_audit_certifies_the_rows_of_a_batch(client):
     assert verdict.best.shown.all()
     np.testing.assert_allclose(verdict.best.x, batch.x[_places(verdict.best.x, batch.x), 0], atol=1e-4)
     assert any("4 of 4 images are certified" in reason for reason in verdict.reasons)
+
+
+def _of_other_losses(client, weights):
+    """The update where every sample's cross-entropy has a weight of its own."""
+    model, variables, batch, _, _ = client
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, batch.x[:, 0], mode="train").logits
+        each = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch.y[:, None], axis=1)[:, 0]
+        return (jnp.asarray(weights) * each).mean()
+
+    return jax.jit(jax.grad(loss))(variables["params"])
+
+
+@pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}, {}])
+def test_an_audit_certifies_the_rows_of_a_batch_whatever_the_loss(client, facts):
+    model, variables, batch, _, _ = client
+    gradient = _of_other_losses(client, [0.9, 1.2, 0.8, 1.1])
+    verdict = audit.update(model, variables, gradient, batch_size=B, minutes=2, **facts)
+    assert verdict.headline.startswith("leaks images")
+    assert verdict.best.attack == "spear_alone"
+    assert verdict.best.shown.all()
+    assert (verdict.best.y == -1).all()
+    np.testing.assert_allclose(verdict.best.x, batch.x[_places(verdict.best.x, batch.x), 0], atol=1e-4)
+    odd = [finding for finding in verdict.findings if finding.name == "gradient explained"]
+    assert [finding.cause[:12] for finding in odd] == ([] if facts else ["another loss"])
+
+
+def test_a_solution_without_the_loss_takes_relus_that_agree_and_enough_of_them(client):
+    model, variables, batch, share, gradient = client
+    attack = attacks.spear(model, share, batch_size=B, draws=512)
+    seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient)
+    _, run, _ = audit.invert(attack, seen, audit.template_of(batch), key=jax.random.key(0))
+    found = jax.jit(functools.partial(solver.whatever_the_loss, model, share.batch_norm))
+    x, certain, misfit = found(run.attack, seen)
+    assert certain.all()
+    assert misfit < 1e-5
+    np.testing.assert_allclose(x, batch.x[_places(x, batch.x), 0], atol=1e-4)
+    columns = run.attack.columns
+    mixed = columns.at[0].set((columns[0] + columns[1]) / jnp.linalg.norm(columns[0] + columns[1]))
+    assert not found(run.attack._replace(columns=mixed), seen)[1][0]
+    few = run.attack.factors._replace(live=run.attack.factors.live.at[23:].set(False))
+    assert not found(run.attack._replace(factors=few), seen)[1].any()
 
 
 def test_what_kept_the_equations_from_a_solution_is_said(client):

@@ -13,7 +13,8 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.equations import RANK
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict.update import _time_of_checks
-from jaxleak.audit._verdict.verdict import Answer, contradicted, copied, out_of_range
+from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.audit._verdict.warnings import contradicted, copied, out_of_range
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.update import _without_ssim
-from jaxleak.audit._verdict.verdict import Answer, best_of, decide, unexplained
+from jaxleak.audit._verdict.verdict import Answer, best_of, decide
+from jaxleak.audit._verdict.warnings import unexplained
 
 
 def test_a_dense_layer_on_pixels_is_solved_and_the_verdict_is_leaks(perceptron):

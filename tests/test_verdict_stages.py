@@ -230,7 +230,9 @@ class TestStages:
             assert first.startswith("Closed forms of one exact gradient were not tried: ")
             assert why in first
         monkeypatch.setattr(one_sample, "of_several", lambda case: iter([case.samples]))
-        assert next(stages.run_stages(SimpleNamespace(share=share, samples=2, defended=False, **known))) == 2
+        assert (
+            next(stages.run_stages(SimpleNamespace(share=share, samples=2, defended=False, defense=None, **known))) == 2
+        )
 
     @pytest.mark.parametrize(
         ("batch_norm", "head", "left", "said"),

@@ -24,6 +24,14 @@ from jaxleak import _validate
 from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.affine import LARGEST, by_pixel, images_of
+from jaxleak.attacks._inversion.orthogonal_columns import (
+    DEPENDENT,
+    Factors,
+    drawn_columns,
+    factors_of,
+    off_by,
+    solution,
+)
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
@@ -32,18 +40,14 @@ from jaxleak.models import Classifier
 LARGEST_BATCH = 64
 #: Draws of one iteration, and how many iterations `spear` makes by default.
 _DRAWS, SPEAR_ITERATIONS = 512, 64
-#: Sines up to which rows count as nearly orthogonal: at the beginning of a descent, between these, and at its end.
-_FIRST_WIDTHS, _LAST_WIDTH = (0.05, 0.5), 1e-3
-#: Sine of the angle below which an output's row is orthogonal to a column that was drawn, to one that was solved for by
-#: all such rows, or below which a column depends on others.
-_NEARLY, _ZERO, _DEPENDENT = 3e-3, 1e-4, 1e-2
-#: Relative size below which outputs are off for all images, and singular values are those of rounding.
-_OFF, _ROUNDING = 1e-6, 3e-6
-#: Times that outputs are weighted anew by how far they are from zero, and the sine of the angle of rounding there.
-_REWEIGHTED, _NOISE = 4, 1e-5
+#: Sine of the angle below which an output's row is orthogonal to a column that was solved for by all such rows.
+_ZERO = 1e-4
 #: Share of the outputs of all images, below which the columns are the right ones, that are on where D has no entry, or
 #: off where it has one: an output that is zero but for rounding may be either.
 SOLVED_BELOW = 0.01
+#: Share of a single image's outputs that may be so without a loss to confirm it, and how many outputs that takes: of
+#: 24, one at the most agrees less by chance in less than two of a million cases.
+_WRONG_OF_A_SAMPLE, _OUTPUTS = 0.05, 24
 #: Relative misfit of the whole update below which the images are answered.
 MISFIT_BELOW = 1e-4
 #: Relative misfit on random images below which the layer's inputs are an affine map of the image.
@@ -55,22 +59,6 @@ class DenseLayer(NamedTuple):
 
     kernel: str  # name of the kernel
     one_by_one: bool  # whether each of its inputs is of one pixel
-
-
-class Factors(NamedTuple):
-    """The layer's gradient in factors, for the outputs that any image turns on."""
-
-    left: jax.Array  # (m, B) orthonormal columns
-    right: jax.Array  # (B, k), so that left @ right is the kernel's gradient (m, k)
-    bias: jax.Array  # (m,) the bias's gradient
-    live: jax.Array  # (m,) bool, outputs that are on for some image
-    rank: jax.Array  # () int32, at most B; -1 before the first observation
-
-    @property
-    def directions(self) -> jax.Array:
-        """(m, B) the rows of `left`, each of length one."""
-        lengths = jnp.linalg.norm(self.left, axis=1, keepdims=True)
-        return self.left / jnp.where(lengths > 0, lengths, 1)
 
 
 class SpearState(NamedTuple):
@@ -153,10 +141,13 @@ def spear(
         state = state._replace(factors=factors)
 
         def drawn(state: SpearState) -> SpearState:
-            found = _best_columns(factors, state, *_drawn_columns(factors, key, reweighted))
+            found = _best_columns(factors, state, *drawn_columns(factors, key, reweighted, draws=_DRAWS))
             full = (found.zeros >= 0).all() & (factors.rank == batch_size)
             wrong = jax.lax.cond(
-                full, lambda s: _wrong(model, variables, layer, factors, s), lambda s: jnp.ones(()), found
+                full,
+                lambda s: _wrong_by_sample(model, variables, layer, factors, s).mean(),
+                lambda s: jnp.ones(()),
+                found,
             )
             return found._replace(wrong=wrong)
 
@@ -166,13 +157,7 @@ def spear(
     def reconstruct(state: SpearState, observation: Observation) -> Reconstruction:
         seen = require(observation, reads)
         variables, payload = seen.params, seen.payload
-        h, d = _polished(model, variables, layer, state.factors, state.columns)
-        x, unique = images_of(
-            functools.partial(_inputs, model, variables, layer=layer, mode=share.batch_norm),
-            model.image_shape,
-            h,
-            one_by_one=dense.one_by_one,
-        )
+        x, d, unique = _images(model, share.batch_norm, variables, dense, state)
         # Wrong columns have an arbitrary solution, which may be huge; grey says nothing.
         solved = state.wrong < SOLVED_BELOW
         x = jnp.where(solved & jnp.isfinite(x), x, 0.5)
@@ -183,6 +168,43 @@ def spear(
         return Reconstruction(x[:, None], y, jnp.full(batch_size, misfit), matched, matched)
 
     return Attack(init, step, reconstruct, math.ceil(draws / _DRAWS))
+
+
+def whatever_the_loss(
+    model: Classifier, mode: BatchNormMode, state: SpearState, observation: Observation
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The images of a solution, which no loss and no label takes part in, and what speaks for them.
+
+    Args:
+        model: the network, which `spear` takes.
+        mode: which statistics normalise, those of the batch or the running ones.
+        state: what `spear` has found, with as many columns as samples.
+        observation: the parameters and the payload that it saw.
+
+    Returns:
+        The images (B, H, W, C); (B,) bool, whether the ReLUs of each are on and off as its column says, on at least 24
+        outputs and with 5 % of exceptions at the most, and no other images give the layer the same inputs; and the
+        relative misfit of the layer's gradient.
+    """
+    dense = dense_layer_on_images(model, mode)
+    variables, factors = observation.params, state.factors
+    x, d, unique = _images(model, mode, variables, dense, state)
+    h = jax.vmap(functools.partial(_inputs, model, variables, layer=dense.kernel, mode=mode))(x)
+    gradient = model.matrix(dense.kernel, named_leaves(observation.payload)[dense.kernel])
+    misfit = jnp.linalg.norm(h.T @ d - gradient) / jnp.linalg.norm(gradient)
+    wrong = _wrong_by_sample(model, variables, dense.kernel, factors, state)
+    enough = factors.live.sum() >= _OUTPUTS
+    return x, (wrong <= _WRONG_OF_A_SAMPLE) & unique & enough & jnp.isfinite(x).all(axis=(1, 2, 3)), misfit
+
+
+def _images(
+    model: Classifier, mode: BatchNormMode, variables: PyTree, dense: DenseLayer, state: SpearState
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Images (B, H, W, C), loss gradients (B, m), and whether no other images give the layer the same inputs."""
+    h, d = _polished(model, variables, dense.kernel, state.factors, state.columns)
+    inputs = functools.partial(_inputs, model, variables, layer=dense.kernel, mode=mode)
+    x, unique = images_of(inputs, model.image_shape, h, one_by_one=dense.one_by_one)
+    return x, d, unique
 
 
 @functools.lru_cache(maxsize=16)  # an audit asks again where there is no solution
@@ -223,52 +245,6 @@ def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> DenseLayer:
     return DenseLayer(layer, one_by_one)
 
 
-def factors_of(model: Classifier, payload: PyTree, layer: str, batch_size: int) -> Factors:
-    """Factors of rank B of the gradient of the layer's kernel, and which outputs are on for some image."""
-    gradients = named_leaves(payload)
-    gradient = model.matrix(layer, gradients[layer]).T  # (m, k)
-    sizes = jnp.linalg.norm(gradient, axis=1)
-    live = sizes > _OFF * sizes.max()
-    left, singular, right = jnp.linalg.svd(gradient, full_matrices=False)
-    left = jnp.where(live[:, None], left[:, :batch_size], 0)
-    return Factors(
-        left,
-        singular[:batch_size, None] * right[:batch_size],
-        gradients[model.bias_of(layer)].reshape(-1),
-        live,
-        (singular[:batch_size] > _ROUNDING * singular[0]).sum(),
-    )
-
-
-def _drawn_columns(factors: Factors, key: jax.Array, reweighted: int) -> tuple[jax.Array, jax.Array]:
-    """Unit vectors (draws, B), and to how many live rows each is orthogonal (draws,).
-
-    Each begins as the vector orthogonal to B - 1 drawn rows. Where these leave more than one, and nothing is
-    reweighted, the number is -1.
-    """
-    outputs, size = factors.left.shape
-    directions = factors.directions
-    of_rows, of_widths = jax.random.split(key)
-    order = jax.random.uniform(of_rows, (_DRAWS, outputs)) + jnp.where(factors.live, 0.0, 1.0)
-    chosen = jax.lax.top_k(-order, size - 1)[1]
-    q, r = jnp.linalg.qr(jnp.swapaxes(directions[chosen], 1, 2), mode="complete")
-    columns = q[:, :, -1]
-    pivots = jnp.abs(jnp.diagonal(r, axis1=1, axis2=2)).min(axis=1)
-    if not reweighted:
-        return columns, jnp.where(pivots > _DEPENDENT, _off_by(factors, columns).sum(axis=1), -1)
-    low, high = (math.log(width) for width in _FIRST_WIDTHS)
-    first = jax.random.uniform(of_widths, (_DRAWS, 1), minval=low, maxval=high)
-
-    def nearer(columns: jax.Array, done: jax.Array) -> tuple[jax.Array, None]:
-        width = jnp.exp(first + done * (math.log(_LAST_WIDTH) - first))
-        weights = factors.live / ((columns @ directions.T) ** 2 + width**2)
-        moments = jnp.einsum("nj,ja,jb->nab", weights, directions, directions)
-        return jnp.linalg.eigh(moments)[1][:, :, 0], None
-
-    columns, _ = jax.lax.scan(nearer, columns, jnp.linspace(0.0, 1.0, reweighted))
-    return columns, _off_by(factors, columns).sum(axis=1)
-
-
 def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros: jax.Array) -> SpearState:
     """The independent columns with most zeros among old and new: the greedy choice, which is best for vector spaces."""
     size = factors.left.shape[1]
@@ -291,7 +267,7 @@ def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros
         column = columns[chosen.next]
         rest = column - chosen.orthonormal.T @ (chosen.orthonormal @ column)
         length = jnp.linalg.norm(rest)
-        new = length > _DEPENDENT
+        new = length > DEPENDENT
         at = jnp.where(new, chosen.taken, size)  # out of range, where nothing is written
         return Chosen(
             chosen.next + 1,
@@ -307,30 +283,6 @@ def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros
     return state._replace(columns=found.columns, zeros=found.zeros)
 
 
-def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The layer's inputs (B, k), and the loss gradients (B, m) at its outputs, of which those are zero that are off.
-
-    A few that are off by mistake count little: each counts the less, the further it is from zero.
-    """
-
-    def orthogonal(weights: jax.Array) -> jax.Array:  # (B, m) -> (B, B), by rows
-        return jnp.linalg.svd(factors.left * weights[:, :, None], full_matrices=False)[2][:, -1]
-
-    weights, directions = off.astype(factors.left.dtype), factors.directions
-    for _ in range(_REWEIGHTED):
-        sines = orthogonal(weights) @ directions.T
-        weights = off / jnp.sqrt(1 + (sines / _NOISE) ** 2)
-    q = orthogonal(weights).T
-    lengths = jnp.linalg.lstsq(factors.left @ q, factors.bias)[0]
-    q = q * lengths
-    return jnp.linalg.solve(q, factors.right), (factors.left @ q).T
-
-
-def _off_by(factors: Factors, columns: jax.Array) -> jax.Array:
-    """(B, m) bool, outputs that are off by the columns (B, B), but may be so by chance."""
-    return (jnp.abs(columns @ factors.directions.T) < _NEARLY) & factors.live
-
-
 def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, h: jax.Array) -> jax.Array:
     """(B, m) bool, outputs that are off of these inputs (B, k)."""
     weights = named_leaves(variables["params"])
@@ -338,19 +290,21 @@ def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, 
     return (outputs <= 0) & factors.live
 
 
-def _wrong(model: Classifier, variables: PyTree, layer: str, factors: Factors, state: SpearState) -> jax.Array:
-    """The share of all images' live outputs that are off where the gradient is not zero, or on where it is."""
+def _wrong_by_sample(
+    model: Classifier, variables: PyTree, layer: str, factors: Factors, state: SpearState
+) -> jax.Array:
+    """(B,) the share of an image's live outputs that are off where the gradient is not zero, or on where it is."""
     h, d = _polished(model, variables, layer, factors, state.columns)
     largest = jnp.linalg.norm(factors.left, axis=1) * jnp.linalg.norm(d @ factors.left, axis=1, keepdims=True)
     zero = (jnp.abs(d) < _ZERO * largest) & factors.live
-    return jnp.mean(zero != _off_of(model, variables, layer, factors, h), where=factors.live)
+    return jnp.mean(zero != _off_of(model, variables, layer, factors, h), axis=1, where=factors.live)
 
 
 def _polished(
     model: Classifier, variables: PyTree, layer: str, factors: Factors, columns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The solution by the outputs that are off of it, which leaves out those that were near zero by chance."""
-    h, _ = solution(factors, _off_by(factors, columns))
+    h, _ = solution(factors, off_by(factors, columns))
     return solution(factors, _off_of(model, variables, layer, factors, h))
 
 

@@ -19,9 +19,12 @@ from jaxleak.audit._verdict.verdict import (
     Verdict,
     best_of,
     called,
+    decide,
+)
+from jaxleak.audit._verdict.warnings import (
+    beside_the_statement,
     contradicted,
     copied,
-    decide,
     out_of_range,
     unexplained,
 )
@@ -87,7 +90,8 @@ def judged(
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best, findings) if shows else unexplained(best, findings, tried=bool(answers)))
-    findings = findings + out_of_range(best)
+    as_stated = case.loss_known and not case.defended
+    findings = findings + out_of_range(best) + beside_the_statement(best, as_stated=as_stated)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended(answers, case.loss_known))
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:

@@ -18,21 +18,19 @@ from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, mis
 from jaxleak.audit._checks.adam import of_one_size
 from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
-from jaxleak.audit._verdict.several_samples import of_several, without_rounding
+from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, PEELED, PEELED_ALONE, Answer
 from jaxleak.audit._verdict.without_loss import why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
-#: Relative misfit up to which a layer's gradient has the form that one sample gives.
-_ONE_SAMPLE_BELOW = 1e-3
 #: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
 _SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 
 
 def equations(case: Case) -> Iterator[Answer | str]:
     """What equations give, as far as the update keeps them."""
-    if case.samples > 1 and case.share.total_steps == 1 and not case.defended:
+    if case.samples > 1 and case.share.total_steps == 1 and case.defense is None:
         yield from of_several(case)
     elif why := _not_of_one_sample(case):
         yield f"Closed forms of one exact gradient were not tried: {why}."
@@ -102,6 +100,9 @@ def _label(case: Case) -> np.ndarray:
 def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
     """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
     yield "The loss is not stated to be the cross-entropy of classes. What is tried needs neither loss nor labels."
+    if case.samples > 1 and case.share.total_steps == 1 and case.defense is None:
+        yield from of_several(case)
+        return
     if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):
         yield f"Closed forms of one exact gradient were not tried: {why}."
         return
@@ -172,7 +173,7 @@ def _of_one_sample(case: Case) -> Peeled | None:
     # has a step of Adam, whose entries differ a little.
     if matrix.shape[1] > 1 and of_one_size(np.asarray(matrix), near=_SIGNS_NEAR, at_least=1) >= _SIGNS_ABOVE:
         return None
-    return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < _ONE_SAMPLE_BELOW else None
+    return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW else None
 
 
 def _affine(case: Case, peeled: Peeled) -> Answer | None:

@@ -1,18 +1,23 @@
 """What equations give of the gradient of several samples."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxleak.attacks._inversion.spear import SOLVED_BELOW, SpearState, spear
+from jaxleak._base import Attack
+from jaxleak.attacks._inversion.spear import SOLVED_BELOW, SpearState, spear, whatever_the_loss
 from jaxleak.audit._invert import InversionRun, invert
 from jaxleak.audit._verdict.search import Case, graded_inputs
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, Answer, called
+from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, SPEAR_ALONE, Answer, called
 
+#: Relative misfit up to which a layer's gradient has the form that so many samples give.
+LAYER_MISFIT_BELOW = 1e-3
 #: Share of the time that is left after which the equations are given up.
 _SHARE = 0.3
 
@@ -32,9 +37,10 @@ def of_several(case: Case) -> Iterator[Answer | str]:
     except ValueError as error:
         yield f"Closed forms were not tried: {case.samples} samples are behind the update, and {error}."
         return
-    if (stored := case.store.answer(SPEAR)) is not None:
-        yield stored
-        return
+    for name in (SPEAR, SPEAR_ALONE):
+        if (stored := case.store.answer(name)) is not None:
+            yield stored
+            return
     if case.store.left <= 0:
         yield f"{called(SPEAR)} was not tried: the time was spent."
         return
@@ -51,14 +57,31 @@ def of_several(case: Case) -> Iterator[Answer | str]:
     with contextlib.suppress(_EndedError):
         invert(attack, case.observation, case.template, key=case.key, chunk=1, callbacks=(callback,))
     run, infos = last[0]
-    found = jax.jit(attack.reconstruct)(run.attack, case.observation) if infos["distance"][-1] < SOLVED_BELOW else None
-    if found is not None and bool(found.answered.all()):
-        images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
-        answer = graded_inputs(case, SPEAR, images, labels, solved=True, **watch.spent)
-        case.store.keep(SPEAR, answer)
-        yield answer
-    else:
+    answer = _answer(case, attack, run) if infos["distance"][-1] < SOLVED_BELOW else None
+    if answer is None:
         yield _unsolved(case, run.attack, watch.spent["seconds"])
+        return
+    spent: dict[str, Any] = watch.spent
+    answer = answer._replace(**spent)
+    case.store.keep(answer.attack, answer)
+    yield answer
+
+
+def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
+    """The solution by the whole update, or by the layer's gradient alone where the loss is not the stated one."""
+    if case.loss_known:
+        found = jax.jit(attack.reconstruct)(run.attack, case.observation)
+        if found.answered.all():
+            images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
+            return graded_inputs(case, SPEAR, images, labels, solved=True)
+    alone = jax.jit(whatever_the_loss, static_argnums=(0, 1))
+    x, certain, misfit = alone(case.share.model, case.share.batch_norm, run.attack, case.observation)
+    if not certain.all() or misfit > LAYER_MISFIT_BELOW:
+        return None
+    # The update and its part of this form differ by the misfit, at a right angle.
+    distance = 1 - math.sqrt(1 - float(misfit) ** 2)
+    no_labels = np.full(case.samples, -1)
+    return Answer(SPEAR_ALONE, without_rounding(np.asarray(x)), no_labels, float(misfit), distance, solved=True)
 
 
 def _unsolved(case: Case, state: SpearState, seconds: float) -> str:

@@ -1,18 +1,12 @@
 """The three verdicts, and what decides between them."""
 
-import itertools
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
-from jaxleak.audit._checks.equations import RANK
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
-from jaxleak.audit._checks.symmetry import SYMMETRIES
-from jaxleak.audit._similarity import similarity
 from jaxleak.metrics._images import has_ssim
 
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
@@ -38,12 +32,12 @@ OUTSIDE = 0.01
 _FLAT_BELOW = 0.02
 #: Distance from which on a cosine distance is rounding, which may leave it below zero.
 _ROUNDING = 1e-6
-#: Name of the finding on whether any answer explains the update.
-EXPLAINED = "gradient explained"
 #: Name of the answer that no label and no loss was needed for.
 ALONE = "inputs_alone"
 #: Name of the answer that a dense layer's gradient gives of a whole batch.
 SPEAR = "spear"
+#: Name of the same answer where the rest of the update is not as stated: no label and no loss was needed for it.
+SPEAR_ALONE = "spear_alone"
 #: Name of the answer of peeling that no label and no loss was needed for.
 PEELED_ALONE = "peeling_alone"
 #: Name of the answer of peeling that needed a label.
@@ -57,6 +51,7 @@ _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     "dense_inputs": "the inputs of a dense layer",
     SPEAR: "SPEAR, all inputs of a dense layer",
+    SPEAR_ALONE: "SPEAR, all inputs of a dense layer, whatever the loss and the labels",
     ALONE: "the inputs of a dense layer, whatever the loss and the label",
     PEELED: "peeling",
     PEELED_ALONE: "peeling, whatever the loss and the label",
@@ -68,13 +63,10 @@ _CALLED = {
 #: What of an answer that needs no loss is compared with the update.
 _COMPARED = {
     ALONE: "that layer's gradient, as one sample gives it,",
+    SPEAR_ALONE: "that layer's gradient, as these samples give it,",
     PEELED_ALONE: "what the answer gives of that layer's inputs and of the gradient below it",
 }
 _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
-_UNSEEN = (
-    "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
-    "momentum, dropout, or a defense"
-)
 
 
 def called(attack: str) -> str:
@@ -225,101 +217,6 @@ def best_of(answers: list[Answer]) -> Answer | None:
     return min(finite, key=lambda answer: (-int(answer.shown.sum()), counted(answer))) if finite else None
 
 
-def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried: bool = True) -> list[Finding]:
-    """Findings that warn where nothing was shown and mistaken inputs would look the same.
-
-    Args:
-        best: the answer that `best_of` chose, or None.
-        findings: what the checks before the attacks found.
-        tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
-    """
-    if not tried:
-        return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
-    if best is not None and best.matched and not best.explained:
-        evidence = (
-            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained, where a certificate "
-            f"allows {EXPLAINED_BELOW:.0%} beside rounding."
-        )
-        cause = (
-            f"another loss, such as one with class weights or label smoothing, {_UNSEEN}, or a search that is too short"
-        )
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --minutes")]
-    if best is None or not best.matched:
-        evidence = "No attack came to an answer, so that nothing explains the update."
-        if best is not None:
-            evidence = (
-                f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
-                f"update; below {MATCHED_BELOW} it would explain the update."
-            )
-        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
-        option = f"--truth of a known batch, --mean, --std, --minutes, {LOSS_OTHER}, or {DEFENSE_OTHER}"
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
-    seen = {finding.name: finding.status for finding in findings}
-    if seen.get(SYMMETRIES) == "not applicable":
-        evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
-        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
-    return []
-
-
-def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:
-    """A warning where certified images are copies of each other: a gradient cannot tell them from a smaller batch.
-
-    Args:
-        best: the answer that `best_of` chose, or None.
-        findings: what the checks found, the rank of the head's gradient among it.
-    """
-    places = [] if best is None else np.flatnonzero(best.shown).tolist()
-    pairs = list(itertools.combinations(places, 2))
-    if best is None or best.kind == SPEAR or not pairs:  # SPEAR has no solution for copies
-        return []
-    x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
-    alike = [pair for pair, same in zip(pairs, similarity(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
-    if not alike:
-        return []
-    copies = len({j for _, j in alike})
-    evidence = (
-        f"{copies} of {len(places)} certified images {'is a copy' if copies == 1 else 'are copies'} of another one."
-    )
-    if any(finding.name == RANK and finding.status == "passed" for finding in findings):
-        cause = "images of the client that are alike, or one that the search found twice in the place of another"
-        return [Finding("different images", "suspicious", evidence, cause, "--minutes")]
-    cause = "the batch holds fewer samples than is stated, whose gradient copies explain as well, or equal samples"
-    return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
-
-
-def out_of_range(best: Answer | None) -> list[Finding]:
-    """A warning where equations gave inputs outside of [0, 1]: the images were normalised before the network.
-
-    Args:
-        best: the answer that `best_of` chose, or None.
-    """
-    if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
-        return []
-    evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
-    cause = "the images were normalised, or scaled to 0 to 255, before the network"
-    return [Finding("input range", "suspicious", evidence, cause, "--mean, --std")]
-
-
-def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
-    """A warning where the answer that explains the gradient has other labels than the head proves: another loss.
-
-    Args:
-        best: the answer that `best_of` chose, or None.
-        labels: what the head's gradient proves.
-    """
-    if best is None or not best.matched or not labels.proven.any() or (best.y < 0).any():
-        return []
-    found = np.bincount(best.y, minlength=len(labels.proven))
-    if (labels.proven <= found).all():
-        return []
-    evidence = (
-        f"The answer that explains the gradient has {_listed(found)}; {labels.proof} would prove "
-        f"{_listed(labels.proven)}."
-    )
-    cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
-
-
 def decide(
     findings: list[Finding],
     labels: Labels,
@@ -349,7 +246,7 @@ def decide(
         if labels.if_stated.sum() > labels.proven.sum():
             reasons.append(
                 f"If the batch also holds {labels.samples} samples, as is stated, and its labels are not smoothed, at "
-                f"least {labels.if_stated.sum()} labels follow: {_listed(labels.if_stated)}."
+                f"least {labels.if_stated.sum()} labels follow: {listed(labels.if_stated)}."
             )
     if best is not None and best.shown.any():
         count, total = int(best.shown.sum()), len(best.x)
@@ -392,7 +289,7 @@ def _proven(labels: Labels) -> str:
     granted = _granted(labels.stated)
     granted = granted if labels.signed else f"{_SIGN} {granted[0].lower()}{granted[1:]}"
     if not labels.uncounted:
-        which = f"{count} {'label' if count == 1 else 'labels'}: {_listed(labels.proven)}"
+        which = f"{count} {'label' if count == 1 else 'labels'}: {listed(labels.proven)}"
         return f"{granted} {labels.proof} proves {which}."
     which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
     return (
@@ -410,5 +307,6 @@ def _granted(stated: tuple[str, ...]) -> str:
     return f"If the loss is the plain cross-entropy of this batch alone, without {without}{as_stated},"
 
 
-def _listed(labels: np.ndarray) -> str:
+def listed(labels: np.ndarray) -> str:
+    """Counts (C,) of labels in words: "2 of class 0, 1 of class 7"."""
     return ", ".join(f"{count} of class {c}" for c, count in enumerate(labels) if count)

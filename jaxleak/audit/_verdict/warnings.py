@@ -1,0 +1,140 @@
+"""What is odd about the answer of an audit, as findings that warn: mistaken inputs may look like a safe client."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._checks import Finding
+from jaxleak.audit._checks.equations import RANK
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
+from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._checks.symmetry import SYMMETRIES
+from jaxleak.audit._similarity import similarity
+from jaxleak.audit._verdict.verdict import (
+    AGREE_ABOVE,
+    ALONE,
+    EXPLAINED_BELOW,
+    OUTSIDE,
+    SPEAR,
+    SPEAR_ALONE,
+    Answer,
+    listed,
+)
+
+#: Name of the finding on whether any answer explains the update.
+EXPLAINED = "gradient explained"
+_UNSEEN = (
+    "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
+    "momentum, dropout, or a defense"
+)
+
+
+def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried: bool = True) -> list[Finding]:
+    """Findings that warn where nothing was shown and mistaken inputs would look the same.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        findings: what the checks before the attacks found.
+        tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
+    """
+    if not tried:
+        return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
+    if best is not None and best.matched and not best.explained:
+        evidence = (
+            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained, where a certificate "
+            f"allows {EXPLAINED_BELOW:.0%} beside rounding."
+        )
+        cause = (
+            f"another loss, such as one with class weights or label smoothing, {_UNSEEN}, or a search that is too short"
+        )
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --minutes")]
+    if best is None or not best.matched:
+        evidence = "No attack came to an answer, so that nothing explains the update."
+        if best is not None:
+            evidence = (
+                f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
+                f"update; below {MATCHED_BELOW} it would explain the update."
+            )
+        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
+        option = f"--truth of a known batch, --mean, --std, --minutes, {LOSS_OTHER}, or {DEFENSE_OTHER}"
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
+    seen = {finding.name: finding.status for finding in findings}
+    if seen.get(SYMMETRIES) == "not applicable":
+        evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
+        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
+    return []
+
+
+def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:
+    """A warning where certified images are copies of each other: a gradient cannot tell them from a smaller batch.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        findings: what the checks found, the rank of the head's gradient among it.
+    """
+    places = [] if best is None else np.flatnonzero(best.shown).tolist()
+    pairs = list(itertools.combinations(places, 2))
+    if best is None or best.kind in (SPEAR, SPEAR_ALONE) or not pairs:  # SPEAR has no solution for copies
+        return []
+    x, (first, second) = np.clip(best.x, 0, 1), np.transpose(pairs)
+    alike = [pair for pair, same in zip(pairs, similarity(x[first], x[second]) >= AGREE_ABOVE, strict=True) if same]
+    if not alike:
+        return []
+    copies = len({j for _, j in alike})
+    evidence = (
+        f"{copies} of {len(places)} certified images {'is a copy' if copies == 1 else 'are copies'} of another one."
+    )
+    if any(finding.name == RANK and finding.status == "passed" for finding in findings):
+        cause = "images of the client that are alike, or one that the search found twice in the place of another"
+        return [Finding("different images", "suspicious", evidence, cause, "--minutes")]
+    cause = "the batch holds fewer samples than is stated, whose gradient copies explain as well, or equal samples"
+    return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
+
+
+def out_of_range(best: Answer | None) -> list[Finding]:
+    """A warning where equations gave inputs outside of [0, 1]: the images were normalised before the network.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+    """
+    if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
+        return []
+    evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
+    cause = "the images were normalised, or scaled to 0 to 255, before the network"
+    return [Finding("input range", "suspicious", evidence, cause, "--mean, --std")]
+
+
+def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
+    """A warning where the answer that explains the gradient has other labels than the head proves: another loss.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        labels: what the head's gradient proves.
+    """
+    if best is None or not best.matched or not labels.proven.any() or (best.y < 0).any():
+        return []
+    found = np.bincount(best.y, minlength=len(labels.proven))
+    if (labels.proven <= found).all():
+        return []
+    evidence = (
+        f"The answer that explains the gradient has {listed(found)}; {labels.proof} would prove "
+        f"{listed(labels.proven)}."
+    )
+    cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
+    return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
+
+
+def beside_the_statement(best: Answer | None, *, as_stated: bool) -> list[Finding]:
+    """A warning where a layer's gradient is explained, and the rest of the update is not that of the stated client.
+
+    Args:
+        best: the answer that `best_of` chose, or None.
+        as_stated: whether the client states its loss, and no other change of the update.
+    """
+    if best is None or best.kind not in (ALONE, SPEAR_ALONE) or not as_stated:
+        return []
+    evidence = "The answer has the gradient of one layer, and with no labels that of the whole update."
+    cause = "another loss, dropout, or layers above that one with other weights or in another mode"
+    return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --weights")]
