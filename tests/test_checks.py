@@ -190,7 +190,10 @@ def test_the_options_of_a_finding_are_those_of_the_kind_of_update(plain):
     for kind, option in (
         ("gradient", "--kind difference --learning-rate 1"),
         ("difference", "a difference that is the weights after training minus those before"),
-        ("weights", "--weights with the file of the weights before training, and --update with that of those after it"),
+        (
+            "weights",
+            "--weights with the file of the weights before training, and --update with the file of those after it",
+        ),
     ):
         assert turned.of_kind(kind).option == option
 

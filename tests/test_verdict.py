@@ -79,13 +79,16 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
 
 
 def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_update_unexplained():
-    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2), remainder=0.0449)
+    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2))
+    found = found._replace(remainder=0.0449, fitted_remainder=0.0131)
     assert found.shown.all()
     short = found._replace(explained=False)
     assert not short.shown.any()
     (warning,) = unexplained(short)
-    assert "leave 4.5% of the update unexplained, where a certificate allows 2%" in warning.evidence
-    assert warning.cause.startswith("another loss, such as one with class weights or label smoothing")
+    assert (
+        "leave 4.5% of the update unexplained by the stated loss, and 1.3% by a loss that is fitted" in warning.evidence
+    )
+    assert warning.cause == "another loss, such as one with class weights or label smoothing"
     assert warning.option.startswith("--loss other")
     outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
     assert outcome == "not shown to leak"
@@ -93,8 +96,8 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("smoothing", "images"), [(0.0, 4), (0.2, 0)])
-def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing, images):
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing):
     model = models.mlp((8, 8, 1), 10, widths=(64, 32), activation="sigmoid")
     variables = reference.drawn(model)
     x, y = jnp.asarray(data.load("digits", n=4).x), jnp.array([1, 3, 5, 7])
@@ -105,7 +108,11 @@ def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing, ima
         return -(targets * jax.nn.log_softmax(logits)).sum(axis=1).mean()
 
     verdict = audit.update(model, variables, jax.grad(loss)(variables["params"]), batch_size=4, minutes=5)
-    assert verdict.best.shown.sum() == images
+    best = verdict.best
+    assert best.finished
+    assert (best.agreement >= 0.95).all()
+    assert best.explained == (not smoothing)
+    assert best.shown.any() == best.explained
 
 
 @pytest.mark.parametrize(

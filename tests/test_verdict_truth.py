@@ -127,6 +127,8 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
         assert contradicted_by_truth(fine, numbers, x) == ""
     assert contradicted_by_truth(answer, scores((wrong, None), answer)[0], wrong) == ""
     assert contradicted_by_truth(None, {}, None) == ""
+    unmatched = answer._replace(solved=True, cosine_distance=0.5)
+    assert contradicted_by_truth(unmatched, numbers, x) == ""  # nothing is certified
     copy = answer._replace(x=x[[0, 0]])  # one of the client's images twice: `copied` warns of it
     assert contradicted_by_truth(copy, scores((x, None), copy)[0], x) == ""
 
@@ -154,7 +156,20 @@ def test_images_without_labels_are_compared_with_the_update_by_the_labels_that_a
     unproven = Labels.none(model.num_classes)
     for unknown in ((answer, unproven, other), (None, proven, other), (answer, proven, None)):
         assert _of_another_update(case, *unknown) == ""
+    for cannot in (answer._replace(explained=False), answer._replace(cosine_distance=0.5)):
+        assert _of_another_update(case, cannot, proven, other) == ""
     assert _of_another_update(case._replace(defended=True), answer, proven, other) == ""
+
+
+def test_images_without_labels_are_compared_in_every_order_of_the_labels(plain):
+    seen = Observation(jnp.zeros((), jnp.int32), plain.variables, plain.gradient)
+    case = case_of(plain.share, seen)._replace(samples=4)
+    x, y = np.asarray(plain.batch.x[:, 0]), np.asarray(plain.batch.y)
+    assert len(set(y.tolist())) > 1
+    answer = graded(case, "fedleak_400", x, y)
+    proven = Labels.none(plain.model.num_classes)._replace(proven=np.bincount(y, minlength=plain.model.num_classes))
+    assert _of_another_update(case, answer, proven, x[::-1]) == ""
+    assert "is hardly that of this update" in _of_another_update(case, answer, proven, 1 - x)
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 1), (4, 2, 3)])

@@ -30,7 +30,7 @@ _NUMBERS = {
     "gradient_misfit": "difference between the update and the answer's gradient, relative to the update",
     "agreement": "agreement: mean SSIM between independent starts (1: the same image)",
     "undetermined": "share of images in whose place another one explains the update as well",
-    "remainder": "the same difference of images near the answer, found without a prior (a certificate allows 0.02)",
+    "remainder": "the same difference of images near the answer, found without a prior",
     "psnr": "PSNR to the truth, in dB (30 and more show an image's detail)",
     "psnr_best_match": "the same, where several true images may share an answer",
     "psnr_up_to_scale": "the same after a common factor, for answers of wrong brightness",

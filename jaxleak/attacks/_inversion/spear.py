@@ -45,8 +45,7 @@ _ZERO = 1e-4
 #: Share of the outputs of all images, below which the columns are the right ones, that are on where D has no entry, or
 #: off where it has one: an output that is zero but for rounding may be either.
 SOLVED_BELOW = 0.01
-#: Share of a single image's outputs that may be so without a loss to confirm it, and how many outputs that takes: of
-#: 24, one at the most agrees less by chance in less than two of a million cases.
+#: Share of a single image's outputs that may be so where no loss confirms it, and how many outputs that takes at least.
 _WRONG_OF_A_SAMPLE, _OUTPUTS = 0.05, 24
 #: Relative misfit of the whole update below which the images are answered.
 MISFIT_BELOW = 1e-4
@@ -170,31 +169,45 @@ def spear(
     return Attack(init, step, reconstruct, math.ceil(draws / _DRAWS))
 
 
+class WhateverTheLoss(NamedTuple):
+    """The images of a solution, and what speaks for them without a loss and labels."""
+
+    x: jax.Array  # (B, H, W, channels)
+    certain: jax.Array  # (B,) bool, whether the ReLUs leave no other image in the place of each
+    dimmer: jax.Array  # (B,) bool, whether half as bright it would turn on the same outputs
+    misfit: jax.Array  # () relative misfit of the layer's gradient, the larger one of its kernel's and its bias's
+
+
 def whatever_the_loss(
-    model: Classifier, mode: BatchNormMode, state: SpearState, observation: Observation
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The images of a solution, which no loss and no label takes part in, and what speaks for them.
+    model: Classifier, mode: BatchNormMode, dense: DenseLayer, state: SpearState, observation: Observation
+) -> WhateverTheLoss:
+    """The images of a solution, which no loss and no label takes part in.
+
+    An image is certain if its ReLUs are on and off as its column says, on at least 24 outputs and with 5 % of
+    exceptions at the most; if the outputs that are off determine the column, which they do not where another sample
+    turns on none but the same ones; and if no other images give the layer the same inputs.
 
     Args:
         model: the network, which `spear` takes.
         mode: which statistics normalise, those of the batch or the running ones.
+        dense: the layer, from `dense_layer_on_images`.
         state: what `spear` has found, with as many columns as samples.
         observation: the parameters and the payload that it saw.
-
-    Returns:
-        The images (B, H, W, C); (B,) bool, whether the ReLUs of each are on and off as its column says, on at least 24
-        outputs and with 5 % of exceptions at the most, and no other images give the layer the same inputs; and the
-        relative misfit of the layer's gradient.
     """
-    dense = dense_layer_on_images(model, mode)
-    variables, factors = observation.params, state.factors
+    layer, variables, factors = dense.kernel, observation.params, state.factors
     x, d, unique = _images(model, mode, variables, dense, state)
-    h = jax.vmap(functools.partial(_inputs, model, variables, layer=dense.kernel, mode=mode))(x)
-    gradient = model.matrix(dense.kernel, named_leaves(observation.payload)[dense.kernel])
-    misfit = jnp.linalg.norm(h.T @ d - gradient) / jnp.linalg.norm(gradient)
-    wrong = _wrong_by_sample(model, variables, dense.kernel, factors, state)
-    enough = factors.live.sum() >= _OUTPUTS
-    return x, (wrong <= _WRONG_OF_A_SAMPLE) & unique & enough & jnp.isfinite(x).all(axis=(1, 2, 3)), misfit
+    inputs = jax.vmap(functools.partial(_inputs, model, variables, layer=layer, mode=mode))
+    h, gradients = inputs(x), named_leaves(observation.payload)
+    gradient, bias = model.matrix(layer, gradients[layer]), gradients[model.bias_of(layer)].reshape(-1)
+    parts = ((h.T @ d, gradient), (d.sum(axis=0), bias))
+    misfit = jnp.stack([jnp.linalg.norm(own - seen) / jnp.linalg.norm(seen) for own, seen in parts]).max()
+    off = _off_of(model, variables, layer, factors, h)
+    singular = jnp.linalg.svd(factors.directions * off[:, :, None], compute_uv=False)
+    certain = (_wrong_by_sample(model, variables, layer, factors, state) <= _WRONG_OF_A_SAMPLE) & unique
+    certain &= (singular[:, -2] > DEPENDENT) & (factors.live.sum() >= _OUTPUTS) & jnp.isfinite(x).all(axis=(1, 2, 3))
+    changed = off != _off_of(model, variables, layer, factors, inputs(x / 2))
+    dimmer = jnp.mean(changed, axis=1, where=factors.live) <= _WRONG_OF_A_SAMPLE
+    return WhateverTheLoss(x, certain, dimmer, misfit)
 
 
 def _images(

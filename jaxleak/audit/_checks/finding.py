@@ -16,7 +16,7 @@ TURN = "--kind difference --learning-rate 1"
 _TURNED: dict[Kind, str] = {
     "gradient": TURN,
     "difference": "a difference that is the weights after training minus those before",
-    "weights": "--weights with the file of the weights before training, and --update with that of those after it",
+    "weights": "--weights with the file of the weights before training, and --update with the file of those after it",
 }
 #: A cause of an update that is too large.
 ADDED_UP = "gradients that were added up over several micro-batches without dividing"

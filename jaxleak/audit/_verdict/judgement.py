@@ -1,5 +1,6 @@
 """From what checks and attacks found to a verdict."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ _CONTRADICTED = (
     "{} of one to the truth is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
+#: The same for rows of tables, which are alike by 1 minus their largest difference.
+_WRONG_ROW = 0.9
 #: The same of images that are the solution of equations, and how far a pixel may be off by rounding.
 _NOT_THE_SOLUTION = (
     "The truth contradicts equations. They have an exact solution, and of {} of {} images the truth has another one, "
@@ -50,12 +53,12 @@ _NOT_THE_SOLUTION = (
 _OFF = 0.1
 #: The same of an update that these images with all proven labels do not have, and its least misfit.
 _ANOTHER_UPDATE = (
-    "The truth is hardly that of this update: its images, with the labels that are proven, have an update that is "
-    "{:.0%} off. The scores then compare with other images."
+    "The truth is hardly that of this update, or the loss is not as stated: its images, with the labels that are "
+    "proven, have an update that is {:.0%} off."
 )
-_FAR = 0.25
-#: The same for rows of tables, which are alike by 1 minus their largest difference.
-_WRONG_ROW = 0.9
+_FAR, _ORDERS_OF = 0.25, 4
+#: Why no label is claimed where a layer's gradient is explained and the update as a whole is not.
+_NOT_AS_STATED = "No label is claimed: the update as a whole is not that of the stated client."
 #: Why no finding is claimed of a client with a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.
@@ -90,13 +93,18 @@ def judged(
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best, findings) if shows else unexplained(best, findings, tried=bool(answers)))
-    as_stated = case.loss_known and not case.defended
-    findings = findings + out_of_range(best) + beside_the_statement(best, as_stated=as_stated)
+    if case.loss_known and not case.defended and (other := beside_the_statement(best, answers)):
+        findings = findings + other
+        labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
+    findings = findings + out_of_range(best)
     outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended(answers, case.loss_known))
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
-    if wrong := contradicted_by_truth(best, numbers, ordered) or _of_another_update(case, best, labels, ordered):
+    wrong = contradicted_by_truth(best, numbers, ordered)
+    if truth is not None and truth[1] is None:  # labels that are given have been compared before
+        wrong = wrong or _of_another_update(case, best, labels, ordered)
+    if wrong:
         reasons = (wrong, *reasons)
     notes = case.share.model.notes
     return Verdict(
@@ -123,7 +131,8 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
         return ""
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
     shown = np.clip(best.x, 0, 1)
-    if best.solved and (off := np.abs(images - shown).max(axis=(1, 2, 3))[counted]).max() > _OFF:
+    off = np.abs(images - shown).max(axis=(1, 2, 3))[counted]
+    if best.solved and (off > _OFF).any():
         return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max())
     paired = [(place, s) for place, s in enumerate(each) if counted[place] and s <= limit]
     wrong = [s for place, s in paired if similarity(images, np.stack([shown[place]] * len(images))).max() <= limit]
@@ -134,17 +143,21 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
 def _of_another_update(case: Case, best: Answer | None, labels: Labels, images: np.ndarray | None) -> str:
     """What must stand first where images that came without labels have another update by all labels that are proven.
 
+    Nothing tells which label is whose, so that every order of a few is tried.
+
     Args:
         case: the audited update.
         best: the answer that `best_of` chose, or None.
         labels: what the update proves of labels.
         images: (B, H, W, channels) images of the truth in the order of the answer, or None.
     """
-    if best is None or images is None or not best.matched or case.defended or case.share.total_steps > 1:
+    if best is None or images is None or case.defended or case.share.total_steps > 1:
+        return ""
+    if not best.matched or not best.explained or len(images) > _ORDERS_OF:
         return ""
     if (best.y < 0).any() or (np.bincount(best.y, minlength=len(labels.proven)) != labels.proven).any():
         return ""
-    off = misfit_of(case, images, best.y)
+    off = min(misfit_of(case, images, np.array(order)) for order in set(itertools.permutations(best.y.tolist())))
     return _ANOTHER_UPDATE.format(off) if off > max(_FAR, 2 * best.misfit) else ""
 
 
@@ -242,6 +255,11 @@ def told(answer: Answer) -> str:
         agreement = f", independent starts agree to {answer.measure} of {counted.mean():.3f}"
         if answer.finished and (counted < answer.agreement_needed).any():
             agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
+    if answer.remainder is not None and not answer.explained:
+        agreement += (
+            f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
+            f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes up for it"
+        )
     if answer.undetermined is not None and answer.undetermined.any():
         agreement += (
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "

@@ -20,8 +20,8 @@ from jaxleak.audit._invert import invert
 from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
 from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.verdict import ALONE, PEELED, PEELED_ALONE, Answer
-from jaxleak.audit._verdict.without_loss import why_not
+from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer
+from jaxleak.audit._verdict.without_loss import as_stated, why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 #: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
@@ -30,7 +30,7 @@ _SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 
 def equations(case: Case) -> Iterator[Answer | str]:
     """What equations give, as far as the update keeps them."""
-    if case.samples > 1 and case.share.total_steps == 1 and case.defense is None:
+    if _is_a_batch(case):
         yield from of_several(case)
     elif why := _not_of_one_sample(case):
         yield f"Closed forms of one exact gradient were not tried: {why}."
@@ -41,6 +41,11 @@ def equations(case: Case) -> Iterator[Answer | str]:
     else:
         found: list[Answer | str] = list(_inputs_alone(case))
         yield from found or ["No closed form applies that needs neither the loss nor the label."]
+
+
+def _is_a_batch(case: Case) -> bool:
+    """Whether the update is one gradient of several samples, which no known defense has changed."""
+    return case.samples > 1 and case.share.total_steps == 1 and case.defense is None
 
 
 def _not_of_one_sample(case: Case) -> str:
@@ -73,9 +78,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
         return
     y, x = _label(case), affine_solution(peeled)
     if x is not None:
-        found = graded_inputs(
-            case, "dense_inputs", without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent
-        )
+        found = graded_inputs(case, DENSE_INPUTS, without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent)
         yield found
         if not found.matched:  # the layers above did not compute what is stated, such as behind dropout
             yield from _inputs_alone(case)
@@ -85,6 +88,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if answer is None:
         yield "Peeling was not tried: the time was spent."
         return
+    answer = as_stated(case, answer)
     if answer.finished:
         case.store.keep(PEELED, answer)
     yield answer
@@ -100,7 +104,7 @@ def _label(case: Case) -> np.ndarray:
 def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
     """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
     yield "The loss is not stated to be the cross-entropy of classes. What is tried needs neither loss nor labels."
-    if case.samples > 1 and case.share.total_steps == 1 and case.defense is None:
+    if _is_a_batch(case):
         yield from of_several(case)
         return
     if why := _not_of_one_sample(case) or ("" if case.defense is None else "the client defends its update"):

@@ -26,7 +26,7 @@ from jaxleak.audit._rival import Rival, rival
 from jaxleak.audit._rounds import template_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.store import SpentError, Store
-from jaxleak.audit._verdict.verdict import EXPLAINED_BELOW, Answer, called
+from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
 
@@ -198,29 +198,24 @@ def search(
     )  # fmt: skip
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
-        other = _rival(case, answer)
-        answer = answer._replace(
-            undetermined=other.undetermined, remainder=other.answer_misfit,
-            explained=other.answer_misfit <= _most_unexplained(case),
-        )  # fmt: skip
+        other = rival_of(case, answer)
+        answer = answer._replace(undetermined=other.undetermined, remainder=other.answer_misfit)
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
 
-def _most_unexplained(case: Case) -> float:
-    """The relative misfit that images near the right ones may have: what a descent leaves, and what rounding does.
-
-    Whatever a defense or bounds on a gradient leave besides is told by rules of their own.
-    """
-    if case.defended or case.received.undone is not None:
-        return math.inf
+def rounding_of(case: Case) -> float:
+    """What rounding may have changed in the update, relative to it; infinite where that is not known."""
     seen = case.observation
     payload, weights = named_leaves(seen.payload), named_leaves(seen.params["params"])
+    if case.precision.of_weights and payload.keys() - weights.keys():
+        return math.inf  # a gradient that was computed from the update, in a unit of its own
     errors = [case.precision.error(np.asarray(leaf), weights.get(name)) for name, leaf in payload.items()]
-    return EXPLAINED_BELOW + float(np.linalg.norm(errors) / norm(seen.payload))
+    return float(np.linalg.norm(errors) / norm(seen.payload))
 
 
-def _rival(case: Case, answer: Answer) -> Rival:
+def rival_of(case: Case, answer: Answer) -> Rival:
+    """Other images with the update of an answer, and what images near the answer leave unexplained."""
     return rival(
         case.received.share, case.observation, answer.x, answer.y, key=case.key,
         skip_zeros=case.received.in_part, undone=case.received.undone,

@@ -1,7 +1,6 @@
 """What equations give of the gradient of several samples."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +9,16 @@ import jax
 import numpy as np
 
 from jaxleak._base import Attack
-from jaxleak.attacks._inversion.spear import SOLVED_BELOW, SpearState, spear, whatever_the_loss
+from jaxleak.attacks._inversion.spear import (
+    MISFIT_BELOW,
+    SOLVED_BELOW,
+    SpearState,
+    dense_layer_on_images,
+    spear,
+    whatever_the_loss,
+)
 from jaxleak.audit._invert import InversionRun, invert
-from jaxleak.audit._verdict.search import Case, graded_inputs
+from jaxleak.audit._verdict.search import Case, graded_inputs, rounding_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, SPEAR_ALONE, Answer, called
 
@@ -20,6 +26,9 @@ from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, SPEAR_ALONE, Answer, 
 LAYER_MISFIT_BELOW = 1e-3
 #: Share of the time that is left after which the equations are given up.
 _SHARE = 0.3
+
+
+_whatever_the_loss = jax.jit(whatever_the_loss, static_argnums=(0, 1, 2))
 
 
 class _EndedError(Exception):
@@ -70,18 +79,23 @@ def of_several(case: Case) -> Iterator[Answer | str]:
 def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
     """The solution by the whole update, or by the layer's gradient alone where the loss is not the stated one."""
     if case.loss_known:
-        found = jax.jit(attack.reconstruct)(run.attack, case.observation)
+        found: Any = jax.jit(attack.reconstruct)(run.attack, case.observation)
+        images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
+        by_all = graded_inputs(case, SPEAR, images, labels, solved=True)
         if found.answered.all():
-            images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
-            return graded_inputs(case, SPEAR, images, labels, solved=True)
-    alone = jax.jit(whatever_the_loss, static_argnums=(0, 1))
-    x, certain, misfit = alone(case.share.model, case.share.batch_norm, run.attack, case.observation)
-    if not certain.all() or misfit > LAYER_MISFIT_BELOW:
+            return by_all
+    model, mode = case.share.model, case.share.batch_norm
+    alone = _whatever_the_loss(model, mode, dense_layer_on_images(model, mode), run.attack, case.observation)
+    rounding = rounding_of(case)
+    if not alone.certain.all() or alone.misfit > LAYER_MISFIT_BELOW + rounding:
         return None
-    # The update and its part of this form differ by the misfit, at a right angle.
-    distance = 1 - math.sqrt(1 - float(misfit) ** 2)
-    no_labels = np.full(case.samples, -1)
-    return Answer(SPEAR_ALONE, without_rounding(np.asarray(x)), no_labels, float(misfit), distance, solved=True)
+    if case.loss_known and by_all.misfit < MISFIT_BELOW + rounding:
+        return by_all
+    # The gradient and its part of this form differ by the misfit, at a right angle.
+    misfit, no_labels = float(alone.misfit), np.full(case.samples, -1)
+    found = Answer(SPEAR_ALONE, without_rounding(np.asarray(alone.x)), no_labels, misfit, misfit**2 / 2, solved=True)
+    # A change of the update after it was computed may be one of the bias's gradient, which tells the brightness.
+    return found._replace(dimmer=np.asarray(alone.dimmer)) if case.defended else found
 
 
 def _unsolved(case: Case, state: SpearState, seconds: float) -> str:

@@ -25,7 +25,7 @@ from jaxleak.audit._verdict.verdict import (
     best_of,
     called,
 )
-from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss, why_not
+from jaxleak.audit._verdict.without_loss import as_stated, dimmer_images, under_any_loss, why_not
 from jaxleak.models import Classifier
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
@@ -170,6 +170,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
         compared_as = fitted if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
+        if name != ANY_LOSS and answer is not None:
+            answer = as_stated(case, answer)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
             answer = answer._replace(dimmer=dimmer_images(compared_as, answer))
         if answer is not None and answer.finished:
@@ -274,6 +276,7 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
         return
     answer = case.store.answer("row_space") or search(case, "row_space", attack, case.observation)[0]
     if answer is not None:
+        answer = as_stated(case, answer)
         if answer.finished:
             case.store.keep("row_space", answer)
         yield answer

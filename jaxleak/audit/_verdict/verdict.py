@@ -23,8 +23,9 @@ _PEELED_AGREE_ABOVE = 0.99
 #: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
 #: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
 _ROWS_AGREE_ABOVE = 0.99
-#: Relative misfit that a descent without a prior may leave of the update. It left half of that of correct ones, and
-#: mostly more where the loss had class weights or smoothed labels: starts then agree on images that make up for it.
+#: Relative misfit that a descent without a prior may leave of the update without a further question. Class weights and
+#: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
+#: batch statistics may leave as much of a correct update.
 EXPLAINED_BELOW = 0.02
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
@@ -32,6 +33,8 @@ OUTSIDE = 0.01
 _FLAT_BELOW = 0.02
 #: Distance from which on a cosine distance is rounding, which may leave it below zero.
 _ROUNDING = 1e-6
+#: Name of the answer that a dense layer's gradient gives of one image.
+DENSE_INPUTS = "dense_inputs"
 #: Name of the answer that no label and no loss was needed for.
 ALONE = "inputs_alone"
 #: Name of the answer that a dense layer's gradient gives of a whole batch.
@@ -49,7 +52,7 @@ _FITTED = 2.0
 #: What a person calls an attack of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
-    "dense_inputs": "the inputs of a dense layer",
+    DENSE_INPUTS: "the inputs of a dense layer",
     SPEAR: "SPEAR, all inputs of a dense layer",
     SPEAR_ALONE: "SPEAR, all inputs of a dense layer, whatever the loss and the labels",
     ALONE: "the inputs of a dense layer, whatever the loss and the label",
@@ -101,7 +104,8 @@ class Answer(NamedTuple):
     determined: bool = True
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
-    explained: bool = True  # False where that is too large for images of the client that is stated
+    fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
+    explained: bool = True  # False where another loss explains by far more of it than the one that is stated
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property

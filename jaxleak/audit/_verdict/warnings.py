@@ -15,7 +15,7 @@ from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import (
     AGREE_ABOVE,
     ALONE,
-    EXPLAINED_BELOW,
+    DENSE_INPUTS,
     OUTSIDE,
     SPEAR,
     SPEAR_ALONE,
@@ -43,13 +43,12 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
     if best is not None and best.matched and not best.explained:
         evidence = (
-            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained, where a certificate "
-            f"allows {EXPLAINED_BELOW:.0%} beside rounding."
+            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained by the stated loss, and "
+            f"{best.fitted_remainder:.1%} by a loss that is fitted to it."
         )
-        cause = (
-            f"another loss, such as one with class weights or label smoothing, {_UNSEEN}, or a search that is too short"
-        )
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --minutes")]
+        cause = "another loss, such as one with class weights or label smoothing"
+        option = f"{LOSS_OTHER}, or {DEFENSE_OTHER}"
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
@@ -126,15 +125,21 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
     return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
 
 
-def beside_the_statement(best: Answer | None, *, as_stated: bool) -> list[Finding]:
-    """A warning where a layer's gradient is explained, and the rest of the update is not that of the stated client.
+def beside_the_statement(best: Answer | None, answers: Sequence[Answer]) -> list[Finding]:
+    """A warning where a layer's gradient is explained, and the update as a whole is not that of the stated client.
 
     Args:
         best: the answer that `best_of` chose, or None.
-        as_stated: whether the client states its loss, and no other change of the update.
+        answers: what all attacks found.
     """
-    if best is None or best.kind not in (ALONE, SPEAR_ALONE) or not as_stated:
+    if best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
-    evidence = "The answer has the gradient of one layer, and with no labels that of the whole update."
-    cause = "another loss, dropout, or layers above that one with other weights or in another mode"
+    # Where no label can be read, the update as a whole was not compared.
+    if best.kind == ALONE and not any(answer.kind == DENSE_INPUTS and not answer.matched for answer in answers):
+        return []
+    evidence = "The answer has the gradient of one layer, and whatever the labels not that of the whole update."
+    cause = (
+        "another loss, dropout (of pixels as well, which the answer then lacks), or layers above that one with other "
+        "weights or in another mode"
+    )
     return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --weights")]

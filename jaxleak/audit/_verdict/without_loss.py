@@ -4,12 +4,14 @@ import numpy as np
 
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._rival import explains_as_well
-from jaxleak.audit._verdict.search import Case, misfit_of
-from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.audit._verdict.search import Case, misfit_of, rival_of, rounding_of
+from jaxleak.audit._verdict.verdict import EXPLAINED_BELOW, Answer, called
 
 #: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
 #: among many by as little as a search leaves.
 _DIMMED = 0.5
+#: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
+_BY_FAR = 1.5
 
 
 def why_not(case: Case) -> str:
@@ -25,6 +27,22 @@ def under_any_loss(case: Case) -> Case:
         observation=seen_by_any_loss(model, case.observation),
         unknowns=case.samples * model.num_classes,
     )
+
+
+def as_stated(case: Case, answer: Answer) -> Answer:
+    """The answer of a search, which says whether the stated loss explains the update as well as any loss does.
+
+    Under another loss, starts may agree on images that make up for it. What images near the answer leave unexplained
+    then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
+    statistics keep a descent from its end, both stay.
+    """
+    if answer.remainder is None or case.defended or case.defense is not None or why_not(case):
+        return answer
+    if answer.remainder <= EXPLAINED_BELOW + rounding_of(case):
+        return answer
+    case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
+    fitted = rival_of(under_any_loss(case), answer).answer_misfit
+    return answer._replace(fitted_remainder=fitted, explained=answer.remainder < _BY_FAR * fitted)
 
 
 def dimmer_images(case: Case, answer: Answer) -> np.ndarray:

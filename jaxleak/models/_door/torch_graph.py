@@ -199,12 +199,10 @@ def _by_first_name(names: Mapping[str, str], tensors: Mapping[str, Any]) -> dict
 
     PyTorch lists tied weights under every name in a state dict, and their gradient under the first name alone.
     """
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[int, str] = {}
     of_node = {}
     for node, name in names.items():
-        tensor = tensors[name]
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else (name,)
-        of_node[node] = first.setdefault(place, name)
+        of_node[node] = first.setdefault(id(tensors[name]), name)
     return of_node
 
 

@@ -101,7 +101,7 @@ def _deaf_to_strength(cases: Sequence[Case]) -> list[str]:
         changed: dict[bytes, list[str]] = {}
         for strength in chosen:
             sent = _of_an_upload(kind_of_defense(name).build(strength))
-            if sent is not None and sent != _bytes(_upload()):
+            if sent is not None and any(sent) and sent != _bytes(_upload()):
                 changed.setdefault(sent, []).append(f"{strength:g}")
         said += [
             f"{name} changes an upload of random numbers in the same way at the strengths {' and '.join(alike)}. "
