@@ -92,7 +92,7 @@ def test_tables_have_no_prior_of_photographs():
         ("outpost", 0.5, True),
         ("soteria", 0.5, False),
         ("magnitude_noise", 0.3, False),
-        ("guardian", 10.0, False),
+        pytest.param("guardian", 10.0, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_prior_is_read_where_noise_has_a_likelihood(name, strength, read):

@@ -110,6 +110,7 @@ def attacks_made(monkeypatch):
     return seeds
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(attacks_made, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     args = {"only": ("mlp-b4-noise-1e-3",), "out": tmp_path}

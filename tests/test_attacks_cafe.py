@@ -392,6 +392,7 @@ def test_labels_are_searched_for_given_or_left_as_they_started(small):
             np.testing.assert_array_equal(after[index], one_hot if mode == "given" else before[index])
 
 
+@pytest.mark.slow
 def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, transcript):
     attack = cafe(problem.model, problem.protocol.share, num_samples=N, alpha=0, loops="single", switch=False)
     state = attack.init(jax.random.key(0), problem.template)

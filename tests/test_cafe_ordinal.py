@@ -134,6 +134,7 @@ def test_the_ratio_of_sizes_is_measured_on_nobodys_data(slice_shape, monkeypatch
     np.testing.assert_array_equal(again["first"]["kernel"], gradient["first"]["kernel"])
 
 
+@pytest.mark.slow
 def test_the_ratio_of_sizes_scales_what_the_kernel_says(setting):
     model, private, plan = setting
     rng = np.random.default_rng(0)
@@ -243,7 +244,8 @@ def test_output_gradients_alternate_between_order_and_least_squares(reading):
 
 
 @pytest.mark.parametrize(
-    ("reading", "feature_rounds", "sweeps"), [("paired", 22, 3), ("paired", 16, 2), ("clamped", 15, 2)]
+    ("reading", "feature_rounds", "sweeps"),
+    [pytest.param("paired", 22, 3, marks=pytest.mark.slow), ("paired", 16, 2), ("clamped", 15, 2)],
 )
 def test_rounds_are_taken_as_by_a_plain_loop(reading, feature_rounds, sweeps):
     """Step I once; then every sweep predicts from the features of the one before it, the first from none."""

@@ -87,6 +87,7 @@ def test_a_mistake_is_named(plain, mistake):
     assert any(cause in finding.cause for finding in wrong), [str(finding) for finding in wrong]
 
 
+@pytest.mark.slow
 def test_the_mode_of_batch_normalisation_is_named(normalised):
     eval_share = protocols.ClientShare(normalised.model, batch_norm="eval")
     payload = jax.jit(eval_share)(normalised.variables, normalised.batch)

@@ -214,6 +214,7 @@ def test_a_plain_head_is_left_to_its_rule():
     assert with_read_label(case) == (case, [])
 
 
+@pytest.mark.slow
 def test_a_verdict_names_the_label_of_an_adapted_head_and_what_shows_it():
     model, variables = _network("lora")
     verdict = audit.update(model, variables, _sent(model, variables, [2]), batch_size=1, minutes=1e-4)

@@ -319,7 +319,7 @@ def _matching_gradient(model, variables, x, sharpness):
     return jax.grad(norm)(x)
 
 
-@pytest.mark.parametrize("name", ["pooled", "vit"])
+@pytest.mark.parametrize("name", [pytest.param("pooled", marks=pytest.mark.slow), "vit"])
 def test_second_order_gradients_are_finite(name):
     model, variables, x = _small(name)
     # A blank image has equal entries in every pooling window, and zeros in front of every ReLU.

@@ -248,7 +248,7 @@ class Run(NamedTuple):
 
 #: Who knows a defense runs the engine on another share or distance: by default one case of either, and of leaving out.
 INFORMED = {name for name in CASES if name.startswith("informed")}
-MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_dp_soteria", "informed_adam_step"}
+MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_adam_step"}
 
 #: Cases that run the code of another case with other settings, and ggl, whose search on the host takes seconds and has
 #: tests of its own; they run with -m slow only.

@@ -61,7 +61,7 @@ STANDS = {
 
 #: One kind for every way in which an entry may be moved; the others move it in the same ways.
 EVERY_WAY = (
-    *("gaussian", "laplace", "magnitude_noise", "stochastic_quantization", "sparsification"),
+    *("gaussian", "laplace", "magnitude_noise", "sparsification"),
     *("dp_update", "feature_dropout", "error_feedback"),
 )
 

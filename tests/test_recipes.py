@@ -163,6 +163,7 @@ def test_computed_names_are_refused(tmp_path):
             names_in(file, registry)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_defense_runs_as_it_is_printed():
     page = (PACKAGE.parent / "docs" / "defenses_list.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

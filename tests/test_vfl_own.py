@@ -113,6 +113,7 @@ def _gradients(protocol, private):
     return np.asarray(seen.party.output_gradient)
 
 
+@pytest.mark.slow
 def test_a_defense_of_ones_own_is_in_the_real_run_and_in_the_shadow_run_of_who_knows_it(table, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(DEFENSES)

@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["training mode", "evaluation mode", pytest.param("none", marks=pytest.mark.slow)])
 def test_only_normalisation_by_the_batch_hides_the_scale(case):
     normalised, mode, hidden = CASES[case]
     _, protocol, seen, truth = observed(normalised, mode)
