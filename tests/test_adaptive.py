@@ -152,6 +152,7 @@ def test_clipped_examples_are_dp_without_noise(client):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), *both(batch))
 
 
+@pytest.mark.slow
 def test_guardians_shadow_weights_say_where_the_noise_is(client):
     model, share, _, _ = client
     weak, strong = (

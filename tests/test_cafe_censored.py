@@ -119,6 +119,7 @@ def test_step_one_is_least_squares_without_the_missing_equations(setting, adapti
     assert compared > 5
 
 
+@pytest.mark.slow
 def test_rounds_beyond_the_plan_change_nothing(setting):
     model, private, _ = setting
     reference.assert_later_rounds_change_nothing(attacks.cafe_censored, model, private, batch_size=K, key=KEY)

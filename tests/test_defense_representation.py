@@ -206,6 +206,7 @@ def test_guardian_minimises_its_objective(beta):
     assert ((u > 1e-9) == (beta * s > 1)).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_guardian_takes_the_loss_of_the_client():
     def half(logits, y):
         return 0.5 * jnp.sum((logits - jax.nn.one_hot(y, CLASSES)) ** 2)

@@ -434,6 +434,7 @@ def test_a_group_answers_with_the_candidate_that_matches_best():
         np.testing.assert_allclose(found.score, min(distances), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
     _, seen, truth = observed
     losses = []

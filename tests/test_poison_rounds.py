@@ -146,6 +146,7 @@ def test_the_exact_engine_answers_the_same_when_the_truth_is_poisoned(defense, m
     same(genuine, exact_answer(monkeypatch, defense, poison=True))
 
 
+@pytest.mark.slow
 def test_features_in_the_tables_of_a_descent_are_noticed(monkeypatch):
     def change(tables, problem, features, *_):
         return tables._replace(H=features)

@@ -241,7 +241,7 @@ def test_a_sample_that_turns_on_what_another_does_is_not_certain(client):
     seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=gradient)
     _, run, _ = audit.invert(attack, seen, audit.template_of(batch), key=jax.random.key(0))
     layer = solver.dense_layer_on_images(model, share.batch_norm)
-    found = solver.whatever_the_loss(model, share.batch_norm, layer, run.attack, seen)
+    found = jax.jit(functools.partial(solver.whatever_the_loss, model, share.batch_norm, layer))(run.attack, seen)
     assert not found.certain.all()
 
 
