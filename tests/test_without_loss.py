@@ -1,5 +1,7 @@
 """What a search without the loss leaves open: mixtures of images, and their brightness."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,9 @@ from jaxleak import Observation, audit, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
-from jaxleak.audit._verdict import stages
+from jaxleak.audit._verdict import stages, without_loss
 from jaxleak.audit._verdict.verdict import decide
-from jaxleak.audit._verdict.without_loss import dimmer_images, under_any_loss
+from jaxleak.audit._verdict.without_loss import as_stated, dimmer_images, under_any_loss
 
 OUTPUTS, SIDE = 6, 8
 
@@ -105,3 +107,19 @@ def test_one_program_serves_all_searches_without_the_loss():
     _, case = case_without_loss(model, variables, 2)
     assert under_any_loss(case).share is under_any_loss(case).share
     assert any_loss_share(model, "train") is not any_loss_share(model, "eval")
+
+
+@pytest.mark.parametrize(
+    ("remainder", "fitted", "samples", "explained"),
+    [(0.015, 0.001, 2, True), (0.04, 0.039, 2, True), (0.04, 0.02, 2, False), (0.04, 0.02, 1, True)],
+)
+def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, samples, explained):
+    model, variables = network(biases=True)
+    _, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=samples, show=lambda *_: None)
+    monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=fitted))
+    found = as_stated(case, answer_of(agreement=np.ones(2))._replace(remainder=remainder))
+    assert found.explained == explained
+    assert found.shown.all() == explained
+    assert as_stated(case._replace(defended=True), answer_of()._replace(remainder=0.9)).explained
