@@ -156,7 +156,7 @@ def test_images_without_labels_are_compared_with_the_update_by_the_labels_that_a
     unproven = Labels.none(model.num_classes)
     for unknown in ((answer, unproven, other), (None, proven, other), (answer, proven, None)):
         assert _of_another_update(case, *unknown) == ""
-    for cannot in (answer._replace(explained=False), answer._replace(cosine_distance=0.5)):
+    for cannot in (answer._replace(remainder=0.5, fitted_remainder=0.1), answer._replace(cosine_distance=0.5)):
         assert _of_another_update(case, cannot, proven, other) == ""
     assert _of_another_update(case._replace(defended=True), answer, proven, other) == ""
 

@@ -139,15 +139,14 @@ def spear(
         )
         state = state._replace(factors=factors)
 
+        def disagreement(columns: jax.Array) -> jax.Array:
+            h, d = _polished(model, variables, layer, factors, columns)
+            return _wrong_by_sample(model, variables, layer, factors, h, d).mean()
+
         def drawn(state: SpearState) -> SpearState:
             found = _best_columns(factors, state, *drawn_columns(factors, key, reweighted, draws=_DRAWS))
             full = (found.zeros >= 0).all() & (factors.rank == batch_size)
-            wrong = jax.lax.cond(
-                full,
-                lambda s: _wrong_by_sample(model, variables, layer, factors, s).mean(),
-                lambda s: jnp.ones(()),
-                found,
-            )
+            wrong = jax.lax.cond(full, disagreement, lambda columns: jnp.ones(()), found.columns)
             return found._replace(wrong=wrong)
 
         state = jax.lax.cond(state.wrong < SOLVED_BELOW, lambda s: s, drawn, state)
@@ -156,7 +155,7 @@ def spear(
     def reconstruct(state: SpearState, observation: Observation) -> Reconstruction:
         seen = require(observation, reads)
         variables, payload = seen.params, seen.payload
-        x, d, unique = _images(model, share.batch_norm, variables, dense, state)
+        x, _, d, unique = _images(model, share.batch_norm, variables, dense, state)
         # Wrong columns have an arbitrary solution, which may be huge; grey says nothing.
         solved = state.wrong < SOLVED_BELOW
         x = jnp.where(solved & jnp.isfinite(x), x, 0.5)
@@ -169,7 +168,7 @@ def spear(
     return Attack(init, step, reconstruct, math.ceil(draws / _DRAWS))
 
 
-class WhateverTheLoss(NamedTuple):
+class ImagesWithoutLoss(NamedTuple):
     """The images of a solution, and what speaks for them without a loss and labels."""
 
     x: jax.Array  # (B, H, W, channels)
@@ -178,9 +177,9 @@ class WhateverTheLoss(NamedTuple):
     misfit: jax.Array  # () relative misfit of the layer's gradient, the larger one of its kernel's and its bias's
 
 
-def whatever_the_loss(
+def images_without_loss(
     model: Classifier, mode: BatchNormMode, dense: DenseLayer, state: SpearState, observation: Observation
-) -> WhateverTheLoss:
+) -> ImagesWithoutLoss:
     """The images of a solution, which no loss and no label takes part in.
 
     An image is certain if its ReLUs are on and off as its column says, on at least 24 outputs and with 5 % of
@@ -195,7 +194,7 @@ def whatever_the_loss(
         observation: the parameters and the payload that it saw.
     """
     layer, variables, factors = dense.kernel, observation.params, state.factors
-    x, d, unique = _images(model, mode, variables, dense, state)
+    x, solved, d, unique = _images(model, mode, variables, dense, state)
     inputs = jax.vmap(functools.partial(_inputs, model, variables, layer=layer, mode=mode))
     h, gradients = inputs(x), named_leaves(observation.payload)
     gradient, bias = model.matrix(layer, gradients[layer]), gradients[model.bias_of(layer)].reshape(-1)
@@ -203,21 +202,21 @@ def whatever_the_loss(
     misfit = jnp.stack([jnp.linalg.norm(own - seen) / jnp.linalg.norm(seen) for own, seen in parts]).max()
     off = _off_of(model, variables, layer, factors, h)
     singular = jnp.linalg.svd(factors.directions * off[:, :, None], compute_uv=False)
-    certain = (_wrong_by_sample(model, variables, layer, factors, state) <= _WRONG_OF_A_SAMPLE) & unique
+    certain = (_wrong_by_sample(model, variables, layer, factors, solved, d) <= _WRONG_OF_A_SAMPLE) & unique
     certain &= (singular[:, -2] > DEPENDENT) & (factors.live.sum() >= _OUTPUTS) & jnp.isfinite(x).all(axis=(1, 2, 3))
     changed = off != _off_of(model, variables, layer, factors, inputs(x / 2))
     dimmer = jnp.mean(changed, axis=1, where=factors.live) <= _WRONG_OF_A_SAMPLE
-    return WhateverTheLoss(x, certain, dimmer, misfit)
+    return ImagesWithoutLoss(x, certain, dimmer, misfit)
 
 
 def _images(
     model: Classifier, mode: BatchNormMode, variables: PyTree, dense: DenseLayer, state: SpearState
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Images (B, H, W, C), loss gradients (B, m), and whether no other images give the layer the same inputs."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Images (B, H, W, C), their inputs of the layer (B, k), loss gradients (B, m), and whether no others have these."""
     h, d = _polished(model, variables, dense.kernel, state.factors, state.columns)
     inputs = functools.partial(_inputs, model, variables, layer=dense.kernel, mode=mode)
     x, unique = images_of(inputs, model.image_shape, h, one_by_one=dense.one_by_one)
-    return x, d, unique
+    return x, h, d, unique
 
 
 @functools.lru_cache(maxsize=16)  # an audit asks again where there is no solution
@@ -304,10 +303,9 @@ def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, 
 
 
 def _wrong_by_sample(
-    model: Classifier, variables: PyTree, layer: str, factors: Factors, state: SpearState
+    model: Classifier, variables: PyTree, layer: str, factors: Factors, h: jax.Array, d: jax.Array
 ) -> jax.Array:
     """(B,) the share of an image's live outputs that are off where the gradient is not zero, or on where it is."""
-    h, d = _polished(model, variables, layer, factors, state.columns)
     largest = jnp.linalg.norm(factors.left, axis=1) * jnp.linalg.norm(d @ factors.left, axis=1, keepdims=True)
     zero = (jnp.abs(d) < _ZERO * largest) & factors.live
     return jnp.mean(zero != _off_of(model, variables, layer, factors, h), axis=1, where=factors.live)

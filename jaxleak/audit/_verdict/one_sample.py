@@ -21,7 +21,7 @@ from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
 from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer
-from jaxleak.audit._verdict.without_loss import as_stated, why_not
+from jaxleak.audit._verdict.without_loss import why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 #: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
@@ -88,7 +88,6 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if answer is None:
         yield "Peeling was not tried: the time was spent."
         return
-    answer = as_stated(case, answer)
     if answer.finished:
         case.store.keep(PEELED, answer)
     yield answer

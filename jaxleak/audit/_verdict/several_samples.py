@@ -14,8 +14,8 @@ from jaxleak.attacks._inversion.spear import (
     SOLVED_BELOW,
     SpearState,
     dense_layer_on_images,
+    images_without_loss,
     spear,
-    whatever_the_loss,
 )
 from jaxleak.audit._invert import InversionRun, invert
 from jaxleak.audit._verdict.search import Case, graded_inputs, rounding_of
@@ -28,7 +28,7 @@ LAYER_MISFIT_BELOW = 1e-3
 _SHARE = 0.3
 
 
-_whatever_the_loss = jax.jit(whatever_the_loss, static_argnums=(0, 1, 2))
+_images_without_loss = jax.jit(images_without_loss, static_argnums=(0, 1, 2))
 
 
 class _EndedError(Exception):
@@ -85,7 +85,7 @@ def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
         if found.answered.all():
             return by_all
     model, mode = case.share.model, case.share.batch_norm
-    alone = _whatever_the_loss(model, mode, dense_layer_on_images(model, mode), run.attack, case.observation)
+    alone = _images_without_loss(model, mode, dense_layer_on_images(model, mode), run.attack, case.observation)
     rounding = rounding_of(case)
     if not alone.certain.all() or alone.misfit > LAYER_MISFIT_BELOW + rounding:
         return None

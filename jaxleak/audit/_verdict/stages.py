@@ -274,9 +274,11 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     except ValueError as error:
         yield f"Row spaces were not tried: {error}; an audit gives them {_ROW_SPACE}."
         return
-    answer = case.store.answer("row_space") or search(case, "row_space", attack, case.observation)[0]
+    answer = case.store.answer("row_space")
+    if answer is None:
+        answer, _ = search(case, "row_space", attack, case.observation)
+        answer = None if answer is None else as_stated(case, answer)
     if answer is not None:
-        answer = as_stated(case, answer)
         if answer.finished:
             case.store.keep("row_space", answer)
         yield answer

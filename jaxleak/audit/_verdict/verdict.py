@@ -23,10 +23,8 @@ _PEELED_AGREE_ABOVE = 0.99
 #: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
 #: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
 _ROWS_AGREE_ABOVE = 0.99
-#: Relative misfit that a descent without a prior may leave of the update without a further question. Class weights and
-#: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
-#: batch statistics may leave as much of a correct update.
-EXPLAINED_BELOW = 0.02
+#: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
+_BY_FAR = 4 / 3
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
 #: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
@@ -105,7 +103,6 @@ class Answer(NamedTuple):
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
-    explained: bool = True  # False where another loss explains by far more of it than the one that is stated
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
@@ -122,6 +119,13 @@ class Answer(NamedTuple):
     def matched(self) -> bool:
         """Whether the answer's gradient is that of the update, without which nothing else about it counts."""
         return self.cosine_distance < MATCHED_BELOW
+
+    @property
+    def explained(self) -> bool:
+        """Whether no other loss explains by far more of the update than the one that is stated."""
+        if self.remainder is None or self.fitted_remainder is None:
+            return True
+        return self.remainder < _BY_FAR * self.fitted_remainder
 
     @property
     def counted_agreement(self) -> np.ndarray | None:

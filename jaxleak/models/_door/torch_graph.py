@@ -200,10 +200,7 @@ def _by_first_name(names: Mapping[str, str], tensors: Mapping[str, Any]) -> dict
     PyTorch lists tied weights under every name in a state dict, and their gradient under the first name alone.
     """
     first: dict[int, str] = {}
-    of_node = {}
-    for node, name in names.items():
-        of_node[node] = first.setdefault(id(tensors[name]), name)
-    return of_node
+    return {node: first.setdefault(id(tensors[name]), name) for node, name in names.items()}
 
 
 def _places(node: Any) -> tuple[int | None, int, int]:
