@@ -212,7 +212,7 @@ def images_without_loss(
 def _images(
     model: Classifier, mode: BatchNormMode, variables: PyTree, dense: DenseLayer, state: SpearState
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Images (B, H, W, C), their inputs of the layer (B, k), loss gradients (B, m), and whether no others have these."""
+    """Images (B, H, W, C), inputs (B, k) and loss gradients (B, m) of the layer, and whether no other images fit."""
     h, d = _polished(model, variables, dense.kernel, state.factors, state.columns)
     inputs = functools.partial(_inputs, model, variables, layer=dense.kernel, mode=mode)
     x, unique = images_of(inputs, model.image_shape, h, one_by_one=dense.one_by_one)
