@@ -37,7 +37,7 @@ _NETWORKS = "examples/networks"
 #: Where a run folder keeps the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
-_SCORES = ("psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement")
+_SCORES = ("psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement", "undetermined", "remainder")
 
 
 class Case(NamedTuple):

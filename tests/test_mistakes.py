@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import models, protocols
+from jaxleak import Batch, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.audit import mistakes
+from jaxleak.audit._verdict.verdict import Answer, Verdict
 
 NAMES = ("share", "variables", "payload", "batch_size")
 
@@ -163,3 +164,62 @@ def test_noise_is_as_large_as_the_update_and_a_tenth_of_it_survives_pruning(clie
         kept = np.abs(own) >= np.quantile(np.abs(own), 0.9) * (1 - 1e-6)
         np.testing.assert_array_equal(pruned, np.where(kept, own, 0))
         assert 0.05 < kept.mean() < 0.35
+
+
+def _trained(model, size):
+    """A client that has computed its update of images of its own."""
+    rng = np.random.default_rng(1)
+    x, y = jnp.asarray(rng.uniform(size=(size, 4, 4, 1)), jnp.float32), jnp.asarray(rng.integers(0, 10, size))
+    share, variables, batch = (
+        protocols.ClientShare(model),
+        reference.drawn(model),
+        Batch(x[:, None], y, jnp.arange(size)),
+    )
+    return mistakes.Client(share, variables, share(variables, batch), size, jax.random.key(0), batch)
+
+
+def _rows_of_the_head(client, payload):
+    """(features, C): what a head without hidden layers has of images x and derivatives of the loss by the logits."""
+    return np.asarray(payload["head"]["kernel"]), np.asarray(client.batch.x).reshape(client.size, -1)
+
+
+def test_losses_that_nobody_states_change_the_derivatives_by_the_logits():
+    client = _trained(models.mlp((4, 4, 1), 10, widths=()), 3)
+    y = np.asarray(client.batch.y)
+    kernel, x = _rows_of_the_head(client, client.payload)
+    plain = np.linalg.pinv(x.T) @ kernel  # (B, C)
+    smoothed, _ = _rows_of_the_head(client, made("smoothed labels, not stated", client, "payload"))
+    for b in range(3):
+        expected = plain[b] + (np.eye(10)[y[b]] - (0.9 * np.eye(10)[y[b]] + 0.01)) / 3
+        np.testing.assert_allclose((np.linalg.pinv(x.T) @ smoothed)[b], expected, atol=1e-5)
+    weighted, _ = _rows_of_the_head(client, made("class weights, not stated", client, "payload"))
+    factors = np.linalg.pinv(x.T) @ weighted / plain  # (B, C), w_y / sum(w_y) times B
+    np.testing.assert_allclose(factors, factors[:, :1] * np.ones(10), rtol=1e-3)
+    assert np.sum(factors[:, 0]) == pytest.approx(3, rel=1e-3)
+    assert factors.max() > 1.05 * factors.min()
+
+
+def test_losses_need_the_samples_and_weights_need_several(client):
+    for name in ("class weights, not stated", "smoothed labels, not stated"):
+        assert mistakes.MISTAKES[name](client) is None
+    alone = _trained(models.mlp((4, 4, 1), 10, widths=()), 1)
+    assert mistakes.MISTAKES["class weights, not stated"](alone) is None
+    assert mistakes.MISTAKES["smoothed labels, not stated"](alone) is not None
+
+
+def test_claims_are_compared_with_what_the_client_had():
+    rng = np.random.default_rng(2)
+    images = rng.uniform(size=(3, 8, 8, 1)).astype(np.float32)
+    batch = Batch(jnp.asarray(images)[:, None], jnp.asarray([1, 1, 2]), jnp.arange(3))
+    other = rng.uniform(size=(8, 8, 1)).astype(np.float32)
+    answer = Answer("row_space", np.stack([images[2], other, other]), np.array([1, 1, 2]), 0.0, 0.0, solved=True)
+    labels = np.array([0, 2, 2, 1])
+
+    def judged(outcome, **changed):
+        verdict = Verdict(outcome, (), (), (), answer._replace(**changed), labels, "", {})
+        return mistakes.false_claims(verdict, batch)
+
+    assert judged("leaks") == (2, 2)  # another one of class 2, and the one of class 3
+    assert judged("leaks", cosine_distance=1.0) == (0, 2)  # nothing is certified
+    assert judged("not shown to leak") == (0, 2)
+    assert judged("leaks", x=answer.x[[0, 0, 0]]) == (0, 2)

@@ -64,7 +64,7 @@ NAMES = {
         RunState start template_of update Verdict watch write_report
     """,
     "jaxleak.audit.mistakes": """
-        Claim Client MISTAKES
+        Claim Client false_claims FalseClaims MISTAKES
     """,
     "jaxleak.capture": """
         as_update Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays

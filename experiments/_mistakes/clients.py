@@ -54,4 +54,4 @@ def draw_client(share: protocols.ClientShare, args: Args, model: int, draw: int)
         for _ in range(10):
             variables = {**variables, "batch_stats": share.model.apply(variables, warm, mode="train").batch_stats}
     batch = Batch(x[:, None], y, jnp.arange(size))
-    return Client(share, variables, jax.jit(share)(variables, batch), size, own_key)
+    return Client(share, variables, jax.jit(share)(variables, batch), size, own_key, batch)

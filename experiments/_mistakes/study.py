@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments._mistakes.clients import IMAGES, LARGEST_SEED, MOST_DRAWS, build_models, draw_client
 from experiments._mistakes.options import Args
-from jaxleak import _validate, audit, protocols
-from jaxleak.audit.mistakes import MISTAKES, Claim
+from jaxleak import Batch, _validate, audit, protocols
+from jaxleak.audit.mistakes import MISTAKES, Claim, false_claims
 from jaxleak.study import Progress, RunFolder, default_out, forget_when_many
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_lines
@@ -15,10 +15,12 @@ from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 #: What becomes of a mistake: a check fails or is suspicious, or none is. What only is "suspicious" was not attacked.
-_FIELDS = (
-    "made", "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown", "leaks", "warned", "silent",
-    "not_attacked",
+_STATUSES = (
+    "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown", "leaks", "warned", "silent", "not_attacked",
 )  # fmt: skip
+#: In how many cases something that is certified or proven is not the client's: `mistakes.FalseClaims`.
+_FALSE = ("false_images", "false_labels")
+_FIELDS = ("made", *_STATUSES, *_FALSE)
 #: Keys of metrics have no dots, which separate them.
 _AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 
@@ -36,13 +38,8 @@ def main(args: Args) -> dict[str, Any]:
     _validate.seeds(seed=args.seed)
     _validate.in_range(0, LARGEST_SEED, seed=args.seed)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
-    folder = RunFolder(
-        args.out or default_out("mistakes", args.data),
-        "mistakes",
-        config,
-        fresh=args.fresh,
-        program="python -m experiments.mistakes",
-    )
+    out, program = args.out or default_out("mistakes", args.data), "python -m experiments.mistakes"
+    folder = RunFolder(out, "mistakes", config, fresh=args.fresh, program=program)
     folder.sources.bind(drawn(args.data, IMAGES, 0))
     known = _finished(folder, args)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
@@ -58,15 +55,15 @@ def main(args: Args) -> dict[str, Any]:
                     if claim is None:
                         continue
                     what = {"model": name, "draw": draw, "mistake": mistake}
-                    status = known.get(tuple(what.values()))
-                    if status is None:
+                    line = known.get(tuple(what.values()))
+                    if line is None:
                         forget_when_many()  # compiled programs, of which every mistake has some of its own
-                        status = _status(claim, 0.0 if mistake == "none" else args.minutes)
+                        line = what | _outcome(claim, client.batch, 0.0 if mistake == "none" else args.minutes)
                         run = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
-                        folder.log(**what, batch_size=client.size, status=status, **run)
+                        folder.log(**line, batch_size=client.size, **run)
                     for row in (counts[mistake], by_model[name if mistake != "none" else f"{name}, no mistake"]):
-                        row["made"] += 1
-                        row[status] += 1
+                        for field in ("made", line["status"], *(field for field in _FALSE if line[field])):
+                            row[field] += 1
                 progress.update(name, draw + 1, args.draws)
     mistakes = {name: row for name, row in counts.items() if name != "none"}
     total, right = {field: sum(row[field] for row in mistakes.values()) for field in _FIELDS}, counts["none"]
@@ -83,36 +80,39 @@ def main(args: Args) -> dict[str, Any]:
     return metrics
 
 
-def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], str]:
-    """What earlier sittings logged of this run: statuses by model, draw and mistake."""
+def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """What earlier sittings logged of this run, by model, draw and mistake."""
     log = folder.path / "metrics.jsonl"
     if args.fresh or not log.exists():
         return {}
     lines = [line for _, line in read_lines(log, dict)]
     wanted = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
     return {
-        (line["model"], line["draw"], line["mistake"]): line["status"]
+        (line["model"], line["draw"], line["mistake"]): line
         for line in lines
-        if wanted.items() <= line.items() and line["status"] in _FIELDS
+        if wanted.items() <= line.items() and line["status"] in _STATUSES
     }
 
 
-def _status(claim: Claim, minutes: float) -> str:
-    """One of `_FIELDS`: what the checks say, and where none fails what the verdict does."""
+def _outcome(claim: Claim, batch: Batch | None, minutes: float) -> dict[str, Any]:
+    """One of `_STATUSES`, what the checks say and where none fails what the verdict does; and what is false of it."""
     statuses = {finding.status for finding in audit.check_update(**claim)}
     found = next((status for status in ("failed", "suspicious") if status in statuses), "")
     if found == "failed" or not minutes:
-        return found or "not_attacked"
+        return {"status": found or "not_attacked"} | dict.fromkeys(_FALSE, 0)
     share = claim["share"]
     verdict = audit.update(
         share.model, claim["variables"], claim["payload"], batch_size=claim["batch_size"],
         batch_norm=share.batch_norm, minutes=minutes,
     )  # fmt: skip
     if verdict.verdict == "leaks":
-        return "suspicious_leaks" if found else "leaks"
-    if not any(reason.startswith("Warning") for reason in verdict.reasons):
-        return "silent"
-    return "suspicious_not_shown" if found else "warned"
+        status = "suspicious_leaks" if found else "leaks"
+    elif not any(reason.startswith("Warning") for reason in verdict.reasons):
+        status = "silent"
+    else:
+        status = "suspicious_not_shown" if found else "warned"
+    assert batch is not None  # every client of the study has one
+    return {"status": status} | dict(zip(_FALSE, false_claims(verdict, batch), strict=True))
 
 
 def table(rows: dict[str, dict[str, int]]) -> str:

@@ -16,12 +16,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxleak import protocols
-from jaxleak._base import BatchNormMode, PyTree
+from jaxleak._base import Batch, BatchNormMode, Loss, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._verdict.verdict import Verdict
+from jaxleak.metrics._images import RECOGNISED_ABOVE, ssim
+from jaxleak.objectives._losses import smoothed_cross_entropy
 
-__all__ = ["MISTAKES", "Claim", "Client"]
+__all__ = ["MISTAKES", "Claim", "Client", "FalseClaims", "false_claims"]
+
+#: Class weights that nobody states lie between these, as for classes of which one is ten times as frequent as another.
+_WEIGHTS = (0.3, 3.0)
 
 
 class Client(NamedTuple):
@@ -32,6 +39,7 @@ class Client(NamedTuple):
     payload: PyTree  # the update, in the shapes of the parameters
     size: int  # B, the number of samples in its batch
     key: jax.Array  # draws where a mistake hits
+    batch: Batch | None = None  # one step's samples; mistakes in the loss need them
 
 
 #: What is claimed of an update: the arguments `share`, `variables`, `payload` and `batch_size` of `audit.check_update`.
@@ -134,6 +142,27 @@ def _decay(client: Client) -> Claim:
     return _claim(client, payload=jax.tree.map(lambda g, w: g + 5e-4 * w, client.payload, client.variables["params"]))
 
 
+def _other_loss(client: Client, loss: Loss) -> Claim | None:
+    """An update that was computed with a loss that nobody states."""
+    if client.batch is None:
+        return None
+    return _claim(client, payload=client.share.with_loss(loss)(client.variables, client.batch))
+
+
+def _class_weights(client: Client) -> Claim | None:
+    """Weights of classes, and a mean that divides by their sum, as PyTorch's does: of one sample they are nothing."""
+    if client.size == 1:
+        return None
+    low, high = np.log(_WEIGHTS)
+    weights = jnp.exp(jax.random.uniform(client.key, (client.share.model.num_classes,), minval=low, maxval=high))
+
+    def weighted(logits: jax.Array, y: jax.Array) -> jax.Array:
+        of_each = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+        return jnp.average(of_each, weights=weights[y])
+
+    return _other_loss(client, weighted)
+
+
 def _with_leaf(client: Client, name: str, value: Any) -> Claim:
     leaves = {other: value if other == name else leaf for other, leaf in named_leaves(client.payload).items()}
     return _claim(client, payload=jax.tree.unflatten(jax.tree.structure(client.payload), list(leaves.values())))
@@ -158,4 +187,30 @@ MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
     "not finite": _not_finite,
     "noise, not stated": _noise,
     "pruned, not stated": _pruned,
+    "class weights, not stated": _class_weights,
+    "smoothed labels, not stated": lambda c: _other_loss(c, smoothed_cross_entropy),
 }
+
+
+class FalseClaims(NamedTuple):
+    """How much of what a verdict claims is not so."""
+
+    images: int  # certified images that resemble no image of the client
+    labels: int  # proven labels that the client's batch does not hold
+
+
+def false_claims(verdict: Verdict, batch: Batch) -> FalseClaims:
+    """Compare the certified images and the proven labels of an audit with what the client really had.
+
+    Args:
+        verdict: the answer of an audit of a client of one step.
+        batch: the client's samples, x (B, 1, H, W, channels) in [0, 1] and y (B,).
+    """
+    truth = np.asarray(batch.x)[:, 0]
+    images = 0
+    if verdict.best is not None and verdict.verdict == "leaks":
+        for found in verdict.best.x[verdict.best.shown]:
+            copies = np.broadcast_to(np.clip(found, 0, 1), truth.shape)
+            images += int(ssim(truth, copies).max() <= RECOGNISED_ABOVE)
+    held = np.bincount(np.asarray(batch.y), minlength=len(verdict.labels))
+    return FalseClaims(images, int(np.maximum(verdict.labels - held, 0).sum()))

@@ -95,6 +95,10 @@ class ClientShare:
         """The same client with another model, such as one in which layers are constants."""
         return self._changed(model=model)
 
+    def with_loss(self, loss: Loss) -> "ClientShare":
+        """The same client with another loss."""
+        return self._changed(loss=loss)
+
     def in_one_epoch(self) -> "ClientShare":
         """The same steps, each on samples of its own: a client of one epoch and K * E local steps."""
         return self._changed(local_steps=self.total_steps, local_epochs=1)
