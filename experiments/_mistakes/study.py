@@ -54,7 +54,7 @@ def main(args: Args) -> dict[str, Any]:
                     claim = make(client)
                     if claim is None:
                         continue
-                    what = {"model": name, "draw": draw, "mistake": mistake}
+                    what: dict[str, Any] = {"model": name, "draw": draw, "mistake": mistake}
                     line = known.get(tuple(what.values()))
                     if line is None:
                         forget_when_many()  # compiled programs, of which every mistake has some of its own
