@@ -26,7 +26,15 @@ _TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
 #: Data sets that are available here, among the six that the paper averages over.
 AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
 FEWER = "fewer records than printed (at most 1000 shadow and 2000 attacked ones, and a third of small data sets)"
-START = "the shadow run starts where the attacked one did, which the paper leaves open"
+#: Starts of the shadow run. The attacker of the paper knows its own bottom model, and trains "from scratch".
+STARTS: dict[party_records.ShadowInit, tuple[str, str]] = {
+    "own_bottom": ("", "the shadow run starts at the attacker's own initial weights, and others elsewhere"),
+    "shared": (
+        "shared-start",
+        "more than the paper grants: the attacker knows the initial weights of all parties; "
+        "the shadow run starts where the attacked one did",
+    ),
+}
 THREE_ITEMS = (
     "a record without the parameters of the bottom model before and after the step, which the paper's six items hold; "
     "a scale for each entry of a record"
@@ -54,6 +62,7 @@ class _Draft:
     metrics: tuple[Scored, ...]
     combine: Callable[[Sequence[float]], float]
     name: str = ""
+    start: party_records.ShadowInit = "shared"
 
 
 class VflReconStudy:
@@ -68,7 +77,7 @@ class VflReconStudy:
     def measurements(self) -> Iterator[Measurement]:
         """Every variant of every cell."""
         for draft in self._drafts:
-            jobs = tuple(SplitJob(case, self._runs[case]) for case, _ in draft.metrics)
+            jobs = tuple(SplitJob(case, self._runs[draft.start][case]) for case, _ in draft.metrics)
             factor = 100.0 if self.units[draft.cell] == "%" else 1.0
             yield Measurement(
                 draft.cell, draft.variant, draft.differs, jobs, _reader(draft, factor),
@@ -90,8 +99,11 @@ class VflReconStudy:
         return [*_of_tables(), *_of_text()]
 
     @cached_property
-    def _runs(self) -> dict[SplitCase, Runs]:
-        return plan((scored for draft in self._drafts for scored in draft.metrics), ("shared",))
+    def _runs(self) -> dict[party_records.ShadowInit, dict[SplitCase, Runs]]:
+        return {
+            start: plan((scored for d in self._drafts if d.start == start for scored in d.metrics), (start,))
+            for start in STARTS
+        }
 
 
 def _slowdown(case: SplitCase) -> float:
@@ -125,7 +137,6 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str
     if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
         yield _Draft(cell, "ours" if ours else "reduced", "; ".join(notes), (Scored(case, metric),), _first, name)
         return
-    notes.append(START)
     if case.cipher == "none":
         yield from _records(cell, case, metric, name, "; ".join(notes), ours=ours)
     else:
@@ -141,13 +152,32 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str
 def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
     # Where validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
-        variant: Variant = "ours" if ours else "reduced"
         named = _join(name, "six-items" if ours else "")
-        for scales, (suffix, how) in SCALES.items():
-            printed = replace(case, fields=party_records.PAPER_FIELDS, scales=scales)
-            yield _Draft(cell, variant, f"{notes}; {how}", (Scored(printed, metric),), _first, _join(named, suffix))
+        yield from _six_items(cell, "ours" if ours else "reduced", (case,), metric, _first, notes, named)
         notes = f"{notes}; {THREE_ITEMS}"
-    yield _Draft(cell, "ours", notes, (Scored(case, metric),), _first, name)
+    yield _Draft(cell, "ours", f"{notes}; {STARTS['shared'][1]}", (Scored(case, metric),), _first, name)
+
+
+def _six_items(
+    cell: str,
+    variant: Variant,
+    cases: Sequence[SplitCase],
+    metric: str,
+    combine: Callable[[Sequence[float]], float],
+    notes: str,
+    name: str = "",
+) -> Iterator[_Draft]:
+    """A number by the paper's record: as its attacker has it, without ciphertexts, and from a start that is known."""
+    for start, (known, what) in STARTS.items():
+        for scales, (suffix, how) in SCALES.items():
+            granted = start == "shared"
+            if not granted and (variant == "ours" or scales == "entry" or cases[0].cipher == "ckks"):
+                continue
+            read = metric.replace("_shared", f"_{start}")
+            printed = (replace(case, fields=party_records.PAPER_FIELDS, scales=scales) for case in cases)
+            named = _join(name, "" if variant == "ours" else known, suffix)
+            scored = tuple(Scored(case, read) for case in printed)
+            yield _Draft(cell, variant, f"{notes}; {how}; {what}", scored, combine, named, start)
 
 
 def _join(*names: str) -> str:
@@ -213,13 +243,10 @@ def _both(
     stand_in: bool = False,
 ) -> Iterator[_Draft]:
     """A number of several cases, with the paper's record and with ours."""
-    notes = f"{FEWER}; {START}{note}"
-    for scales, (suffix, how) in SCALES.items():
-        printed = tuple(
-            Scored(replace(case, fields=party_records.PAPER_FIELDS, scales=scales), metric) for case in cases
-        )
-        yield _Draft(cell, "stand-in" if stand_in else "reduced", f"{notes}; {how}", printed, combine, suffix)
-    yield _Draft(cell, "ours", f"{notes}; {THREE_ITEMS}", tuple(Scored(case, metric) for case in cases), combine)
+    notes = f"{FEWER}{note}"
+    yield from _six_items(cell, "stand-in" if stand_in else "reduced", cases, metric, combine, notes)
+    said = f"{notes}; {THREE_ITEMS}; {STARTS['shared'][1]}"
+    yield _Draft(cell, "ours", said, tuple(Scored(case, metric) for case in cases), combine)
 
 
 def _why_not(cell: Mapping[str, Any]) -> str:
