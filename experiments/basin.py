@@ -31,21 +31,28 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import jsonable
 from jaxleak.study.runner import Cost, Result, runner_in
 from jaxleak.study.sources import Arrays, drawn
-from jaxleak.study.updates import Case, Training, refuse_overlap, require_memory_of_update, sources_of_update, trained
+from jaxleak.study.updates import (
+    HOMOTOPY_ROWS,
+    Case,
+    Training,
+    refuse_overlap,
+    require_memory_of_update,
+    sources_of_update,
+    trained,
+)
 
 
 @dataclass(frozen=True)
 class Args:
     """Which models, at which sharpness, on what."""
 
-    rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "resnet10_16-b1")  # type: ignore[valid-type]
+    rows: tuple[Literal[tuple(HOMOTOPY_ROWS)], ...] = ("convnet-b1", "resnet10_16-b1")  # type: ignore[valid-type]
     """Models and their batch sizes: a name, the width of a ResNet's first stage where it is not 64, and the size."""
     data: str = "natural_patches"
     """Data set (docs/data.md lists them)."""
@@ -120,8 +127,8 @@ def main(args: Args) -> list[dict[str, Any]]:
     _validate.positive(**{f"sharpness[{i}]": beta for i, beta in enumerate(args.sharpness)})
     jobs = {}
     for row in args.rows:
-        _validate.one_of(ROWS, rows=row)
-        case = replace(ROWS[row], data=args.data)
+        _validate.one_of(HOMOTOPY_ROWS, rows=row)
+        case = replace(HOMOTOPY_ROWS[row], data=args.data)
         # Every batch is compared with one that is never the truth.
         _validate.in_range(1, case.pool // (2 * case.batch_size), batches=args.batches)
         training = args.warm if args.weights == "warm" else None

@@ -29,19 +29,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cafe.cells import DATASETS, CafeJobs, setting_of
+from experiments._cafe.cells import DATASETS, setting_of
 from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.cell_reports import finish_cells
 from jaxleak.study.cells import Budget, Cell, Results, run_cells
 from jaxleak.study.files import write_json
+from jaxleak.study.rounds.jobs import CafeJobs
 from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match, show_cells
 from jaxleak.study.runner import Result, Runner, runner_in
 from jaxleak.study.sources import unavailable
 
 #: What a row keeps of every seed beside its value; None where a run has no such number.
-PER_SEED = ("images", "images_asked", "answered", "feature_error", "psnr_channel_peak")
+PER_SEED = ("images", "images_asked", "answered", "recovered", "feature_error", "psnr_channel_peak")
 
 #: What the figures show, by their names.
 CAPTIONS = {

@@ -36,12 +36,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments._smoothing import ROWS
 from jaxleak import _validate
 from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, sheets, updates
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import runner_in
-from jaxleak.study.updates import Training, captions
+from jaxleak.study.updates import HOMOTOPY_ROWS, Training, captions
 
 if TYPE_CHECKING:
     from jaxleak.study.updates import Outcome
@@ -67,7 +66,7 @@ TERMS: dict[str, dict[str, Any]] = {
 class Args:
     """Which rows and variants, on what."""
 
-    rows: tuple[Literal[tuple(ROWS)], ...] = ("convnet-b1", "convnet-b4")  # type: ignore[valid-type]
+    rows: tuple[Literal[tuple(HOMOTOPY_ROWS)], ...] = ("convnet-b1", "convnet-b4")  # type: ignore[valid-type]
     """Models and their batch sizes: a name, the width of a ResNet's first stage where it is not 64, and the size."""
     variants: tuple[Literal[tuple(VARIANTS)], ...] = ("homotopy", "exact")  # type: ignore[valid-type]
     """Variants to compare: the homotopy, exact kinks, and an untrained generator in place of pixels."""
@@ -102,7 +101,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     if args.homotopy is not None:
         _validate.positive(homotopy=args.homotopy[0])
     for row in args.rows:
-        _validate.one_of(ROWS, rows=row)
+        _validate.one_of(HOMOTOPY_ROWS, rows=row)
     for name in args.variants:
         _validate.one_of(VARIANTS, variants=name)
     changes = {name: VARIANTS[name] for name in args.variants} | (TERMS if args.terms else {})
@@ -118,7 +117,9 @@ def main(args: Args) -> list[dict[str, Any]]:
         common["tv"] = args.tv
     if args.step_size is not None:
         common |= {"optimizer": "adam", "step_size": args.step_size}
-    cases = {(row, name): replace(ROWS[row], **common | changes[name]) for row in args.rows for name in changes}
+    cases = {
+        (row, name): replace(HOMOTOPY_ROWS[row], **common | changes[name]) for row in args.rows for name in changes
+    }
     training = args.warm if args.weights == "warm" else None
     jobs = {key: updates.Inversion(case, training) for key, case in cases.items()}
     folder = RunFolder(

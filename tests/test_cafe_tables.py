@@ -10,7 +10,7 @@ import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import tables
-from experiments._cafe.cells import CafeJobs, seconds, setting_of
+from experiments._cafe.cells import setting_of
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, Reconstruction
 from jaxleak.study import rounds
@@ -18,6 +18,7 @@ from jaxleak.study.cells import curve_at, iterations_to
 from jaxleak.study.files import write_json
 from jaxleak.study.rounds import _settings
 from jaxleak.study.rounds import runs as cafe_runs
+from jaxleak.study.rounds.jobs import CafeJobs, seconds
 from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.runner import Result, Runner
 from jaxleak.study.sources import Sources, unavailable

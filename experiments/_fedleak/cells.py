@@ -15,6 +15,7 @@ from experiments._fedleak.inversions import GENERATIVE, data_of, inversion, join
 from experiments._fedleak.jobs import Job, Sizes
 from jaxleak import _validate, metrics
 from jaxleak.study.cells import Cell, Results, score_named
+from jaxleak.study.ledger import LACKING
 from jaxleak.study.updates import Case
 
 #: Names on the command line that stand for several printed tables or none; every other name is that of one table.
@@ -32,8 +33,9 @@ GROUPS = {
 NOT_MEASURED = {
     "table10-asr": "attack success is the verdict of three human judges; see the contact sheets",
     **dict.fromkeys(
-        ("text-fig4-accuracy", "text-fig4-psnr", "text-combined-defence"), "a defense: belongs to the study of defenses"
+        ("text-fig4-accuracy", "text-fig4-psnr"), f"{LACKING} the name of the defense, which is not printed"
     ),
+    "text-combined-defence": f"{LACKING} a run of DP-SGD together with Soteria, which the paper judges by eye",
     "text-attack-cost": "minutes on one printed GPU do not compare with another device; seconds stand beside every run",
     "text-convergence": "read by eye off a figure; our curves are stored beside the figures",
     "text-secure-aggregation-cost": "cost of a cryptographic protocol, not of the attack",
@@ -191,5 +193,5 @@ def _no_lpips() -> str:
     try:
         metrics.lpips(black, black)
     except (ImportError, FileNotFoundError) as error:
-        return str(error)
+        return f"{LACKING} what it is computed by: {error}"
     return ""

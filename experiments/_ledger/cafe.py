@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 
 from experiments import _paper
-from experiments._cafe.cells import CafeJobs, psnr, setting_of
+from experiments._cafe.cells import psnr, setting_of
 from experiments._cafe.tables import DP, ICLR, NEURIPS, Options, cells
 from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.rounds.jobs import CafeJobs
 from jaxleak.study.rounds.runs import CAP, STEPS, Setting
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources, samples_in
@@ -23,9 +24,18 @@ LINNAEUS = "CIFAR-10 (10 classes) for Linnaeus 5 (5 classes)"
 POOL = "a pool of one gradient for 1,000"
 
 PRINTED = Options(solver="paper", iterations=8000)
-#: What every descent of CAFE takes from elsewhere, since the paper does not print it.
+#: What every descent takes from elsewhere, since the paper does not print it.
 UNPRINTED = "not printed: optimisers (ours), starts and widths (the authors' code)"
-#: The reduced problem: a tenth of the private samples, in batches of a tenth of the size, so that their ratio stays.
+#: The ICLR submission prints its optimizer and the widths of its horizontal model, and iterations in Table 4 alone.
+UNPRINTED_ICLR = "not printed: starts, widths of the vertical model (the authors' code)"
+ITERATIONS_OPEN = "iterations not printed: as in Table 4 at a batch ratio of 0.1"
+#: Table 4 of the submission keeps 800 epochs; a run of as many iterations as at a ratio of 0.1 is one of fewer epochs.
+EPOCHS, AT_ONE_TENTH = 800, 8000
+#: The printed first loss of Table 11, 2.77 = ln 16, is that of 16 classes at an even start.
+TABLE11 = "data not printed: CIFAR-10, whose 10 classes give a first loss near 2.30, where 2.77 is printed"
+#: A descent of Table 10 that gives a row of it in one run.
+WHOLE_STEPS = "Steps I and II of full length at every T, which the paper cuts at T as well"
+#: The reduced problem: a tenth of the private samples, in batches of a tenth of the size, of one sample at least.
 SHARE, ROUNDS, RATE = 10, 200, 0.05
 #: Tables of iteration counts, or of curves over thousands of iterations: the reduced problem runs all iterations.
 WHOLE_RUNS = ("table5", "table8-psnr", "table10")
@@ -34,7 +44,8 @@ NARROW = ("table4", "table5", "table10", "iclr-table1a", "iclr-table2a", "iclr-t
 #: Methods in these tables that need such a variant; the other attacks there do not.
 _NARROW_METHODS = ("cafe", "cafe-cosine", "cafe-iclr", "dlg")
 OURS = Options(solver="exact", images=8)
-CHANNEL_PEAK = "PSNR by the formula that the paper prints, with every channel's own peak"
+CHANNEL_PEAK = "PSNR by the formula of the ICLR submission, with every channel's own peak"
+PEAK_ONE = "PSNR with a peak of 1"
 #: Options of fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
 FAKE = Options(solver="exact", images=4, num_samples=200)
 
@@ -72,17 +83,30 @@ def _of_table(table: str) -> Iterator[Measurement]:
     ours = FAKE if table == "fake-gradients" else OURS
     measured = []
     for cell in cells((table,), PRINTED):
-        measured += [(cell, m) for m in (_as_printed(cell), *_readings(cell), _reduced(cell), _narrow(cell)) if m]
+        smaller = [m for m in (_reduced(cell), _narrow(cell)) if m]
+        found = [_as_printed(cell), *_readings(cell), *smaller, *(_whole_steps(cell, m) for m in smaller)]
+        measured += [(cell, m) for m in found if m]
     for cell in cells((table,), ours):
         if setting_of(cell).kind == "exact":
-            notes = [f"exact engine; {ours.images} images inverted", f"N {ours.num_samples}" if ours is FAKE else ""]
-            measured.append((cell, _measurement(cell, "ours", "; ".join(filter(None, notes)))))
+            unanswered = "those without an answer are left out of the mean" if ours is OURS else f"N {ours.num_samples}"
+            notes = _joined(f"exact engine; {ours.images} images inverted", unanswered)
+            measured.append((cell, _measurement(cell, "ours", notes)))
     for cell, measurement in measured:
-        yield measurement
-        if cell.read is psnr:
-            name = "-".join(filter(None, (measurement.name, "channel-peak")))
-            differs = "; ".join(filter(None, (measurement.differs, CHANNEL_PEAK)))
-            yield replace(measurement, name=name, differs=differs, read=score_named("psnr_channel_peak"))
+        yield from _by_both_formulas(measurement, table) if cell.read is psnr else (measurement,)
+
+
+def _by_both_formulas(measurement: Measurement, table: str) -> Iterator[Measurement]:
+    """PSNR by the formula that the paper prints, or with a peak of 1 where it prints none, and by the other one."""
+    by_channel = replace(measurement, read=score_named("psnr_channel_peak"))
+    plain, other, reading, note = measurement, by_channel, "channel-peak", CHANNEL_PEAK
+    if table.startswith("iclr-"):
+        plain, other, reading, note = by_channel, measurement, "peak-one", PEAK_ONE
+    yield plain
+    yield replace(other, name=_joined(other.name, reading, by="-"), differs=_joined(other.differs, note))
+
+
+def _joined(*texts: str, by: str = "; ") -> str:
+    return by.join(filter(None, texts))
 
 
 def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | None = None) -> Measurement:
@@ -92,10 +116,13 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
     unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5"), POOL * faked
     if faked and variant == "printed":  # all sizes but the pool are printed
         variant, name = "reduced", f"{name}-{setting.num_samples}"
-    differs = "; ".join(filter(None, (differs, *unprinted)))
+    differs = _joined(differs, *unprinted, TABLE11 * (cell.id.partition("/")[0] == "table11"))
+    if TABLE11 in differs and variant == "printed":
+        variant = "stand-in"
     if setting.dataset == "linnaeus5":
+        name = _joined(name, "stand-in" if variant == "ours" else "reduced" * (variant == "reduced"), by="-")
         if variant != "ours":
-            variant, name = "stand-in", "-".join(filter(None, (name, "reduced" if variant == "reduced" else "")))
+            variant = "stand-in"
         if setting.kind == "exact":  # no hyper-parameter depends on the data set: one run serves both
             setting = replace(setting, dataset="cifar10")
     return Measurement(identifier, variant, differs, (setting,), cell.read, (SPECS[setting.dataset],), name)
@@ -105,8 +132,12 @@ def _as_printed(cell: Cell) -> Measurement:
     setting, note = setting_of(cell), ""
     if setting.kind == "training" and setting.network == "cafe-small":
         setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
-    if setting.kind in ("descent", "single") and setting.method in _NARROW_METHODS[:3]:
-        note = UNPRINTED
+    if setting.kind != "exact":
+        note = _joined(note, UNPRINTED_ICLR if cell.id.startswith("iclr-") else UNPRINTED)
+    if cell.id.startswith("table8-psnr/"):
+        note = _joined(note, "every iteration makes all three steps")
+    if cell.id.startswith("iclr-") and not cell.id.startswith("iclr-table4/"):
+        note = _joined(note, ITERATIONS_OPEN)
     return _measurement(cell, "printed", note, setting)
 
 
@@ -118,6 +149,11 @@ def _readings(cell: Cell) -> Iterator[Measurement]:
         yield replace(authors, name="authors-adam")
         stopped = _measurement(cell, "ours", STEPS["stopped"], replace(setting, steps="stopped"))
         yield replace(stopped, name="descent-stopped")
+    if cell.id.startswith("iclr-table4/") and setting.iterations > AT_ONE_TENTH:
+        fewer = replace(setting, iterations=AT_ONE_TENTH)
+        note = f"{UNPRINTED_ICLR}; {_updates(fewer):g} epochs for {_updates(setting):g}"
+        short = _measurement(cell, "reduced", note, fewer)
+        yield replace(short, name=_joined(short.name, "fewer-epochs", by="-"))
 
 
 def _reduced(cell: Cell) -> Measurement | None:
@@ -148,6 +184,16 @@ def _smaller(setting: Setting) -> tuple[Setting, str]:
     samples = max(samples, batch)
     small = replace(setting, num_samples=samples, batch_size=batch)
     return small, f"N {samples} for {setting.num_samples}, K {batch} for {setting.batch_size}"
+
+
+def _whole_steps(cell: Cell, small: Measurement) -> Measurement | None:
+    """A reduced problem of Table 10 by one descent for all its numbers of epochs."""
+    if not setting_of(cell).steps_at:
+        return None
+    (setting,) = small.jobs
+    whole = replace(setting, iterations=350 * setting.num_samples // setting.batch_size, steps_at=0)
+    name = _joined("whole-steps", small.name, by="-")
+    return replace(small, variant="ours", name=name, differs=_joined(small.differs, WHOLE_STEPS), jobs=(whole,))
 
 
 def _narrow(cell: Cell) -> Measurement | None:

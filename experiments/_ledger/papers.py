@@ -36,11 +36,12 @@ DIRECTIONS = Directions(
         "text-fig7-drop", "table5-utility", "table6-utility", "text-defender-gain", "text-defence-utility",
         "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
     ),
-    # In cells with a defense, or of an attack that the paper compares its own with, neither direction is better.
+    # In cells with a defense, of an attack that the paper compares its own with, or of its own without what makes it
+    # work, neither direction is better.
     equal_parts=(
         "/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after",
         "/baseline", "/dlg/", "/idlg/", "/cosine/", "/sapag/", "/bn/", "/gc/", "/ig/", "/gi/", "/bayes/", "/ggl/",
-        "/rogs/", "/li/", "/geiping/",
+        "/rogs/", "/li/", "/fu/", "/geiping/", "/beta0/", "/gamma0/",
     ),
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from jaxleak.attacks import party_records
 from jaxleak.study.cells import Results
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
-from jaxleak.study.parties import Runs, SplitCase, SplitJob, SplitJobs
+from jaxleak.study.parties import PLAIN_RATES, Runs, SplitCase, SplitJob, SplitJobs
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
@@ -25,7 +25,14 @@ _TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
 
 #: Data sets that are available here, among the six that the paper averages over.
 AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
-FEWER = "fewer records than printed (at most 1000 shadow and 2000 attacked ones, and a third of small data sets)"
+FEWER = (
+    "other numbers of records than printed (at most 2000 attacked ones, so that the attacked run has fewer steps than "
+    "the paper's; at most 1000 shadow records, a third of small data sets)"
+)
+#: What the paper's text has otherwise in some of its tables and figures.
+FIGURE3 = "Figure 3 of the paper has 100 shadow records"
+TABLE3 = "the features are halved, where the paper tailors its attack to the parties of Li et al."
+BALANCED = "as many samples of both classes, and scaling by quantiles, which the paper does not print for Criteo"
 #: Starts of the shadow run. The attacker of the paper knows its own bottom model, and trains "from scratch".
 STARTS: dict[party_records.ShadowInit, tuple[str, str]] = {
     "own_bottom": ("", "the shadow run starts at the attacker's own initial weights, and others elsewhere"),
@@ -80,7 +87,7 @@ class VflReconStudy:
             jobs = tuple(SplitJob(case, self._runs[draft.start][case]) for case, _ in draft.metrics)
             factor = 100.0 if self.units[draft.cell] == "%" else 1.0
             yield Measurement(
-                draft.cell, draft.variant, draft.differs, jobs, _reader(draft, factor),
+                draft.cell, draft.variant, _told(draft), jobs, _reader(draft, factor),
                 tuple(sorted({case.data for case, _ in draft.metrics})), draft.name,
             )  # fmt: skip
 
@@ -104,6 +111,20 @@ class VflReconStudy:
             start: plan((scored for d in self._drafts if d.start == start for scored in d.metrics), (start,))
             for start in STARTS
         }
+
+
+def _told(draft: _Draft) -> str:
+    """What differs from the print, with what that table and that case have otherwise."""
+    cases = [case for case, _ in draft.metrics]
+    others = {case.optimizer for case in cases} - {"adam"}
+    notes = [
+        draft.differs,
+        FIGURE3 * draft.cell.startswith("text-fig3/"),
+        TABLE3 * draft.cell.startswith("table3/vflrecon"),
+        BALANCED * any(case.data == "criteo" for case in cases),
+        *(f"{name} at a rate of {PLAIN_RATES[name]:g}, where 0.001 is printed" for name in sorted(others)),
+    ]
+    return "; ".join(filter(None, notes))
 
 
 def _slowdown(case: SplitCase) -> float:

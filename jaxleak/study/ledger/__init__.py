@@ -26,10 +26,11 @@ from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxleak.study.ledger._check import RECHECKS_FILE, Recheck, draw_entries, named, recheck, record_rechecks
+    from jaxleak.study.ledger._claims import claims
     from jaxleak.study.ledger._data import DATA_FILE, DataSet, DataSets, data_of
     from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry, Status, Variant, as_record, from_record
     from jaxleak.study.ledger._measurement import Measurement, Study
-    from jaxleak.study.ledger._queue import TOO_COSTLY, Queue, commit_of, impossible_entries, require_measured
+    from jaxleak.study.ledger._queue import LACKING, TOO_COSTLY, Queue, commit_of, impossible_entries, require_measured
     from jaxleak.study.ledger._sheets import draw_sheets
     from jaxleak.study.ledger._status import (
         NO_ENTRY,
@@ -56,12 +57,15 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     **dict.fromkeys(("RECHECKS_FILE", "Recheck", "draw_entries", "named", "recheck", "record_rechecks"), "_check"),
+    "claims": "_claims",
     **dict.fromkeys(("DATA_FILE", "DataSet", "DataSets", "data_of"), "_data"),
     **dict.fromkeys(
         ("MEASURED", "STATUSES", "VARIANTS", "Entry", "Status", "Variant", "as_record", "from_record"), "_entry"
     ),
     **dict.fromkeys(("Measurement", "Study"), "_measurement"),
-    **dict.fromkeys(("TOO_COSTLY", "Queue", "commit_of", "impossible_entries", "require_measured"), "_queue"),
+    **dict.fromkeys(
+        ("LACKING", "TOO_COSTLY", "Queue", "commit_of", "impossible_entries", "require_measured"), "_queue"
+    ),
     "draw_sheets": "_sheets",
     **dict.fromkeys(
         (
@@ -84,6 +88,7 @@ _MODULE_OF = {
 }
 __all__ = [
     "DATA_FILE",
+    "LACKING",
     "MEASURED",
     "NO_ENTRY",
     "RECHECKS_FILE",
@@ -109,6 +114,7 @@ __all__ = [
     "beyond",
     "beyond_counts",
     "cell_status",
+    "claims",
     "commit_of",
     "data_of",
     "draw_entries",

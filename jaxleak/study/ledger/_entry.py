@@ -13,7 +13,7 @@ VARIANTS: dict[Variant, str] = {
     "printed": "the paper's algorithm, model, data, batch and iterations",
     "reduced": "the paper's algorithm on a smaller problem",
     "stand-in": "the paper's algorithm with other data or weights in place of those that could not be had",
-    "ours": "our attack on the paper's problem",
+    "ours": "our attack, or the paper's with a change that helps it, on the paper's problem or what stands in for it",
 }
 STATUSES: dict[Status, str] = {
     "met": "ours is at least the paper's by the rule of the verdicts",

@@ -21,6 +21,7 @@ class Measurement:
     data: tuple[str, ...] = ()  # data specifications that the jobs read
     name: str = ""  # tells the readings of one cell and variant apart
     reason: str = ""  # why it cannot run here, if it cannot
+    partial: bool = False  # whether it is of one number of several, of which all have to reach what is printed
 
     @property
     def key(self) -> tuple[str, Variant, str]:

@@ -22,8 +22,8 @@ from jaxleak.study.ledger._store import Ledger
 from jaxleak.study.ledger._verdict import judge, mean_and_spread
 from jaxleak.study.runner import Result
 
-#: How the reason of an entry begins that did not fit the budget.
-TOO_COSTLY = "needs about"
+#: How the reason of an entry begins that did not fit the budget, and of one that something is missing for.
+TOO_COSTLY, LACKING = "needs about", "lacks"
 
 
 class Job(NamedTuple):
@@ -188,6 +188,8 @@ class Queue:
         how = self.ledger.directions.of(measurement.cell, printed["unit"])
         values = dict(sorted(values.items()))
         status, why = judge(float(printed["value"]), list(values.values()), how)
+        if measurement.partial and status == "met":
+            return self._entry(measurement, status="not run", why=f"refuted by no number so far: {why}")
         mean, spread = mean_and_spread(list(values.values()))
         jobs = [self.log[job, seed] for job in measurement.jobs for seed in new]
         taken, made = sum(job.seconds for job in jobs), self._made(measurement, list(values))
@@ -255,11 +257,11 @@ def require_measured(made: Sequence[Entry], asked: int) -> None:
 
 
 def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
-    """Entries of the cells for which nothing can be run, with the study's reasons."""
+    """Entries of the cells without a measurement, with the study's reasons; what lacks something is "not run"."""
     entries = []
     for cell, reason in study.impossible().items():
-        printed = ledger.printed[cell]
-        entries.append(Entry(cell, "printed", "impossible", reason, float(printed["value"]), printed["unit"]))
+        printed, status = ledger.printed[cell], "not run" if reason.startswith(LACKING) else "impossible"
+        entries.append(Entry(cell, "printed", status, reason, float(printed["value"]), printed["unit"]))  # type: ignore[arg-type]
     return entries
 
 

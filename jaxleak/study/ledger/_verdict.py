@@ -15,7 +15,7 @@ Better = Literal["higher", "lower", "equal"]
 #: How far a number may be from one that is neither better when higher nor when lower, as a share of the printed one.
 TOLERANCE = 0.05
 
-#: The largest share of the printed number that the spread over the seeds may excuse.
+#: The largest spread over the seeds, as a share of the printed number, that may excuse a number or leave it one.
 EXCUSED = 0.25
 
 RULE = (
@@ -23,9 +23,10 @@ RULE = (
     "number: the mean plus the deviation where more is better for the attacker (PSNR, accuracy of labels), the mean "
     "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
     "accuracy of the task, correlations, what leaks through a defense, and the attacks that a paper compares its own "
-    "with or shows to fail) is met if it differs from the printed one by at most one deviation or "
-    f"{TOLERANCE:.0%} of the latter, whichever is more. A deviation counts up to {EXCUSED:.0%} of the printed number. "
-    "One seed has no deviation. A run without a number, because it diverged or never reached a threshold, misses. "
+    "with or shows to fail) is met if its mean differs from the printed one by at most "
+    f"{TOLERANCE:.0%} of the latter and the deviation is at most {EXCUSED:.0%} of it. In the first rule, too, a "
+    f"deviation counts up to {EXCUSED:.0%} of the printed number. One seed has no deviation. A run without a number, "
+    "because it diverged or never reached a threshold, misses. "
     "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
     f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
     "repeat its number."
@@ -74,14 +75,14 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     if not math.isfinite(mean):
         return "missed", "there is no number: the run diverged or never reached the threshold"
     ours = f"{mean:.4g}" if len(values) == 1 else f"{mean:.4g} with a spread of {spread:.2g}"
-    spread = min(spread, EXCUSED * abs(paper))
+    largest = EXCUSED * abs(paper)
     if how == "higher":
-        met, text = mean + spread >= paper, f"{ours} against at least {paper:g}"
+        met, text = mean + min(spread, largest) >= paper, f"{ours} against at least {paper:g}"
     elif how == "lower":
-        met, text = mean - spread <= paper, f"{ours} against at most {paper:g}"
+        met, text = mean - min(spread, largest) <= paper, f"{ours} against at most {paper:g}"
     else:
-        allowed = max(spread, TOLERANCE * abs(paper))
-        met, text = abs(mean - paper) <= allowed, f"{mean:.4g} against {paper:g} within {allowed:.2g}"
+        allowed = TOLERANCE * abs(paper)
+        met, text = abs(mean - paper) <= allowed and spread <= largest, f"{ours} against {paper:g} within {allowed:.2g}"
     return ("met" if met else "missed"), text
 
 

@@ -54,12 +54,18 @@ class Setting:
     network: Literal["cafe", "cafe-small"] = "cafe"
     # What the paper does not print of its descent, see `STEPS`.
     steps: Literal["adam", "authors", "stopped"] = "adam"
+    steps_at: int = 0  # iterations of Steps I and II each; 0 for the cap of the data set
     seed: int = 0
 
 
 def cap(dataset: str) -> int:
     """Largest number of iterations of a step for this data set."""
     return CAPS.get(dataset, CAP)
+
+
+def steps_of(setting: Setting) -> int:
+    """Iterations of Step I, and of Step II."""
+    return setting.steps_at or cap(setting.dataset)
 
 
 def table9_row(setting: Setting) -> str:

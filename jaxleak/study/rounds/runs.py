@@ -16,7 +16,7 @@ from jaxleak._base import Attack
 from jaxleak.attacks import aggregated
 from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
 from jaxleak.study.rounds._exact import observe_and_recover
-from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr
+from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr, relative_errors
 from jaxleak.study.rounds._settings import (
     CAP,
     FAKE,
@@ -27,6 +27,7 @@ from jaxleak.study.rounds._settings import (
     defense_named,
     optimizer_of,
     step_options,
+    steps_of,
     table9_row,
 )
 from jaxleak.study.rounds._training import training
@@ -47,11 +48,14 @@ __all__ = [
     "nested_tables",
     "pictures",
     "single",
+    "steps_of",
     "training",
 ]
 
 #: Number of reconstructions of a run that are kept as pictures.
 PICTURES = 16
+#: Relative error of a sample's inputs of the first dense layer below which they count as found.
+_RECOVERED_BELOW = 1e-2
 #: Key of these pictures among a run's results.
 PICTURE_KEY = "pictures"
 
@@ -60,7 +64,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     """Run the exact engine: Steps I and II on all samples, Step III on the first `images` samples.
 
     Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
-    of the `images_asked` are left, and `answered` is the share of answers among all samples. Against a defense
+    of the `images_asked` are left, and `answered` is the share of answers among all samples. Of these, `recovered` is
+    the share of all samples whose true inputs of the first dense layer are found, for every party. Against a defense
     everything is inverted: leaving samples out would flatter the attack.
 
     Args:
@@ -69,8 +74,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
 
     Returns:
         `psnr` in dB, at most 200 per sample and NaN if no sample has an answer; `images`, `images_asked` and
-        `answered`. Image data also have the PSNR by the paper's formula (`psnr_channel_peak`) and the first pictures
-        (`PICTURE_KEY`).
+        `answered` and `recovered`. Image data also have the PSNR by the submission's formula (`psnr_channel_peak`) and
+        the first pictures (`PICTURE_KEY`).
 
     Raises:
         ValueError: on sizes that do not fit, or a defense for which no attack is known that knows it.
@@ -82,9 +87,10 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         batch_size=setting.batch_size,
         workers=max(1, setting.workers),
     )
+    features = forward_features(problem)
     recovery = observe_and_recover(
         problem,
-        forward_features(problem),
+        features,
         plan,
         key=jax.random.key(setting.seed),
         horizontal=setting.workers > 0,
@@ -94,7 +100,9 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
     answered = float(recovery.answered.mean())
-    counts = {"answered": answered, "images": len(wanted), "images_asked": len(shown)}
+    errors = relative_errors(features, recovery.H, np.arange(setting.num_samples)).reshape(setting.num_samples, -1)
+    recovered = float((recovery.answered & (errors.max(axis=1) < _RECOVERED_BELOW)).mean())
+    counts = {"answered": answered, "recovered": recovered, "images": len(wanted), "images_asked": len(shown)}
     if not len(wanted):
         # In MNIST cut into sixteen tiles, for example, every image has a blank tile, through which no gradient passes.
         return {"psnr": float("nan"), **counts}
@@ -122,7 +130,7 @@ class NestedTables:
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
-    """Run Steps I and II by gradient descent. Each step takes as many batches as the data set's cap.
+    """Run Steps I and II by gradient descent, each on as many batches as the setting says or the data set's cap is.
 
     With the setting's `steps` "stopped", H is that of the end of a tenth of Step II at which F2 was smallest.
 
@@ -137,7 +145,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     def keep(done: int, state: audit.RunState, infos: dict[str, np.ndarray]) -> None:
         history.extend(_passing(done, infos))
         own = state.attack
-        if setting.steps != "stopped" or done <= cap(setting.dataset):
+        if setting.steps != "stopped" or done <= steps_of(setting):
             return
         if not best or float(own.F2) < best[0][0]:
             best[:] = [(float(own.F2), Tables(*(jnp.array(table, copy=True) for table in (own.V, own.H))))]
@@ -145,7 +153,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     values = steps_one_and_two(
         problem,
         features,
-        iterations=cap(setting.dataset),
+        iterations=steps_of(setting),
         batch_size=setting.batch_size,
         key=jax.random.key(setting.seed),
         options=aggregated.published_hyperparameters(table9_row(setting))._asdict() | step_options(setting),

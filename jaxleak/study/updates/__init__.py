@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         trained,
         utility_of,
     )
+    from jaxleak.study.updates._homotopy_rows import HOMOTOPY_ROWS
     from jaxleak.study.updates._inversions import Inversion, Inversions, draw_distances, draw_reconstructions
     from jaxleak.study.updates._names import ATTACKS
     from jaxleak.study.updates._own_model import about_model
@@ -56,6 +57,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "share_of", "victim"), "_client"),
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
     **dict.fromkeys(("Federation", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"),
+    "HOMOTOPY_ROWS": "_homotopy_rows",
     "Training": "_training",
     **dict.fromkeys(("Inversion", "Inversions", "draw_distances", "draw_reconstructions"), "_inversions"),
     **dict.fromkeys(("TradeOffPoint", "cell_of_point", "run_trade_off", "trade_off_runner"), "_trade_offs"),
@@ -89,6 +91,7 @@ __all__ = [
     "Case",
     "Federation",
     "HELD_OUT",
+    "HOMOTOPY_ROWS",
     "Inversion",
     "Inversions",
     "Outcome",

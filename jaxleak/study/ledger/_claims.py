@@ -1,0 +1,56 @@
+"""Measurements of statements about several cells, such as a least number of all, from the measurements of these."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jaxleak.study.cells import Results
+from jaxleak.study.ledger._measurement import Measurement
+
+Combine = Callable[[Sequence[float]], float]
+
+
+def claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combine: Combine) -> list[Measurement]:
+    """The measurements of a statement about other cells, in every variant that all of these have.
+
+    As printed, each of these cells is a measurement by itself as well, which can refute the statement and cannot meet
+    it. A statement that one number refutes is so missed before the costly ones have run.
+
+    Args:
+        tables: measurements of the cells that the statement is about, among others.
+        cell: the statement, a printed cell with a bound.
+        about: the cells that it is about.
+        combine: `min` or `max`, the one of their numbers that the bound holds for.
+    """
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for measurement in tables:
+        if measurement.cell in about:
+            groups.setdefault((measurement.variant, measurement.name), []).append(measurement)
+    made = []
+    for (variant, name), members in groups.items():
+        if {m.cell for m in members} == set(about):
+            jobs = tuple(job for m in members for job in m.jobs)
+            notes = "; ".join(dict.fromkeys(m.differs for m in members if m.differs))
+            specs = tuple(dict.fromkeys(spec for m in members for spec in m.data))
+            read = _combined(members, combine)
+            made.append(replace(members[0], cell=cell, differs=notes, jobs=jobs, read=read, data=specs))
+        if variant == "printed" and not name and len(about) > 1:
+            made += [_alone(m, cell) for m in members]
+    return made
+
+
+def _alone(member: Measurement, cell: str) -> Measurement:
+    """What one number says of a statement about several."""
+    notes = "; ".join(filter(None, (f"of {member.cell} alone, which can refute the statement", member.differs)))
+    name = "-".join(("alone", *member.cell.split("/")[1:]))
+    return replace(member, cell=cell, name=name, differs=notes, partial=True)
+
+
+def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Results], float]:
+    def read(results: Results) -> float:
+        left, values = list(results), []
+        for member in members:
+            own, left = left[: len(member.jobs)], left[len(member.jobs) :]
+            values.append(member.read(own))
+        return combine(values)
+
+    return read
