@@ -364,16 +364,19 @@ def test_relative_errors_by_hand():
 @pytest.mark.parametrize(
     ("defense", "answered", "counts", "psnr"),
     [
-        ("none", [True, False, True, True], (2, 3, 0.75), 20.0),
-        ("none", [False, False, False, True], (0, 3, 0.25), float("nan")),
-        ("dp-1.0", [False, False, True, True], (3, 3, 0.5), 20.0),
+        ("none", [True, False, True, True], (2, 3, 0.75, 0.5), 20.0),
+        ("none", [False, False, False, True], (0, 3, 0.25, 0.25), float("nan")),
+        ("dp-1.0", [False, False, True, True], (3, 3, 0.5, 0.25), 20.0),
     ],
 )
 def test_the_exact_engine_leaves_out_samples_without_an_answer_unless_they_are_defended(
     monkeypatch, defense, answered, counts, psnr
 ):
     problem = _problem()
-    recovery = SimpleNamespace(answered=np.array(answered), H=np.zeros((4, 4, 3)))
+    features = np.ones((4, 4, 3))
+    found_features = features * np.array([1.005, 1.0, 1.0, 1.0])[:, None, None]
+    found_features[2, 3] *= 1.02  # one party's inputs of the third sample are 2 % off
+    recovery = SimpleNamespace(answered=np.array(answered), H=found_features)
     asked = []
 
     def invert(model, params, features, index, **_):
@@ -384,14 +387,14 @@ def test_the_exact_engine_leaves_out_samples_without_an_answer_unless_they_are_d
         asked.append(options)
         return recovery
 
-    monkeypatch.setattr(cafe_runs, "forward_features", lambda problem: None)
+    monkeypatch.setattr(cafe_runs, "forward_features", lambda problem: features)
     monkeypatch.setattr(cafe_runs, "observe_and_recover", recover)
     monkeypatch.setattr(cafe_runs.attacks, "plan_cafe_exact", lambda model, **sizes: sizes)
     monkeypatch.setattr(cafe_runs.aggregated, "invert_slices", invert)
     for workers in (0, 2):
         setting = Setting("exact", num_samples=4, batch_size=2, images=3, defense=defense, workers=workers)
         found = cafe_runs.exact(setting, problem)
-        assert (found["images"], found["images_asked"], found["answered"]) == counts
+        assert tuple(found[name] for name in ("images", "images_asked", "answered", "recovered")) == counts
         assert found["psnr"] == pytest.approx(psnr, abs=1e-3, nan_ok=True)
         assert asked[-1]["horizontal"] == bool(workers)
         assert (asked[-1]["defense"] is None) == (defense == "none")

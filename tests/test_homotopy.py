@@ -84,7 +84,7 @@ def test_bad_options_are_refused_at_once(calls, tmp_path, options, message):
 
 @pytest.mark.slow
 def test_a_finished_run_is_read_back(tmp_path, monkeypatch):
-    monkeypatch.setitem(homotopy.ROWS, "mlp-b4", Case(model="mlp"))
+    monkeypatch.setitem(homotopy.HOMOTOPY_ROWS, "mlp-b4", Case(model="mlp"))
     options = {"rows": ("mlp-b4",), "seeds": (0,), "iterations": 2, "variants": ("exact",), "data": "digits"}
     first, second = _run(tmp_path, **options), _run(tmp_path, **options)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

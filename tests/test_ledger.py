@@ -49,9 +49,9 @@ def ledger(tmp_path):
         (2.0, [2.09], "equal", "met"),  # within 5 %
         (2.0, [2.11], "equal", "missed"),
         (2.0, [1.89], "equal", "missed"),
-        (2.0, [1.5, 2.3], "equal", "met"),  # 1.9 +- .4
-        (2.0, [1.4, 2.0], "equal", "met"),  # 1.7 +- .3
-        (2.0, [0.4, 2.2], "equal", "missed"),  # 1.3 +- .9, of which .5 count
+        (2.0, [1.5, 2.3], "equal", "met"),  # 1.9 +- .4, at most .5
+        (2.0, [1.4, 2.0], "equal", "missed"),  # 1.7, whatever the spread
+        (2.0, [1.4, 2.6], "equal", "missed"),  # 2 +- .6, of which .5 are allowed
         (30.0, [10.0, 34.0], "higher", "missed"),  # 22 + 12, of which 7.5 count
         (30.0, [math.nan, 40.0], "higher", "missed"),
         (30.0, [math.inf], "higher", "missed"),
@@ -87,7 +87,7 @@ def test_prints_of_attacks_that_fail_are_not_met_by_attacks_that_succeed():
 def test_a_verdict_names_the_spread_where_there_is_one():
     assert judge(31.83, [13.41], "higher")[1] == "13.41 against at least 31.83"
     assert judge(0.1, [0.2, 0.4], "lower")[1] == "0.3 with a spread of 0.1 against at most 0.1"
-    assert judge(2.0, [1.5, 2.3], "equal")[1] == "1.9 against 2 within 0.4"
+    assert judge(2.0, [1.5, 2.3], "equal")[1] == "1.9 with a spread of 0.4 against 2 within 0.1"
 
 
 def test_entries_survive_the_file(ledger, tmp_path):

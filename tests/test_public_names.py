@@ -142,16 +142,16 @@ NAMES = {
         write_bytes write_json write_npz write_text
     """,
     "jaxleak.study.ledger": """
-        agrees as_record Better beyond beyond_counts cell_status commit_of DATA_FILE data_of DataSet DataSets Directions
-        draw_entries draw_sheets Entry from_record impossible_entries judge Ledger mean_and_spread MEASURED
+        agrees as_record Better beyond beyond_counts cell_status claims commit_of DATA_FILE data_of DataSet
+        DataSets Directions draw_entries draw_sheets Entry from_record impossible_entries judge LACKING Ledger mean_and_spread MEASURED
         Measurement named NO_ENTRY printed_cells Queue Recheck recheck RECHECKS_FILE record_rechecks require_measured
         require_printed RULE Status status_table status_text STATUSES Study summary table_counts TOLERANCE
         TOO_COSTLY Variant variant_counts VARIANTS
     """,
     "jaxleak.study.parties": """
         about_run ADVERSARY ATTACK_LABELS correlations draw_correlations draw_pictures draw_strips FieldName
-        IMAGE_WIDTHS in_report OptimizerName OPTIMIZERS Records records_of run_case Runs runs_for score_name seconds_of
-        sources_of_parties split_problem SplitCase SplitJob SplitJobs SplitProblem SplitSetup
+        IMAGE_WIDTHS in_report OptimizerName OPTIMIZERS PLAIN_RATES Records records_of run_case Runs runs_for score_name
+        seconds_of sources_of_parties split_problem SplitCase SplitJob SplitJobs SplitProblem SplitSetup
         task_scores THREAT
     """,
     "jaxleak.study.plots": """
@@ -178,7 +178,10 @@ NAMES = {
     """,
     "jaxleak.study.rounds.runs": """
         CAP cap defense_named descent exact FAKE nested_tables NestedTables PICTURE_KEY pictures PICTURES Setting single
-        STEPS THRESHOLDS training
+        STEPS steps_of THRESHOLDS training
+    """,
+    "jaxleak.study.rounds.jobs": """
+        CafeJobs seconds
     """,
     "jaxleak.study.sources": """
         Arrays arrays_of contents drawn drawn_name form_of own_code samples_in Sources SOURCES_FILE unavailable
@@ -187,7 +190,8 @@ NAMES = {
         about_defenses about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case
         cell_of_point check check_effect client_of CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics
         draw_distances draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT
-        Inversion Inversions kind_of_defense observe Outcome own_opinion parameter_count parse_strengths public_images
+        HOMOTOPY_ROWS Inversion Inversions kind_of_defense observe Outcome own_opinion parameter_count parse_strengths
+        public_images
         RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
         seconds_of_update settings_as_run share_of sources_of_update swept_points SYNTHETIC trade_off_runner
         TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen

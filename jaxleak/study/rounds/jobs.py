@@ -14,6 +14,8 @@ from jaxleak.study.rounds.runs import NestedTables, Setting
 from jaxleak.study.runner import Cost, Result, named_before
 from jaxleak.study.sources import Arrays, drawn
 
+__all__ = ["CafeJobs", "seconds"]
+
 #: Seconds measured on two CPU cores; only used to decide what fits a budget.
 EXACT_SETUP, EXACT_PER_IMAGE = 45.0, 1.0
 #: Seconds of an attacker who knows of fake gradients, at 200 samples: one decomposition of a system of all samples per

@@ -100,7 +100,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
     answered = float(recovery.answered.mean())
-    errors = relative_errors(features, recovery.H, np.arange(setting.num_samples)).reshape(setting.num_samples, -1)
+    errors = relative_errors(features, recovery.H, np.arange(setting.num_samples))
     recovered = float((recovery.answered & (errors.max(axis=1) < _RECOVERED_BELOW)).mean())
     counts = {"answered": answered, "recovered": recovered, "images": len(wanted), "images_asked": len(shown)}
     if not len(wanted):
