@@ -128,10 +128,10 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         *_markdown(["paper", "numbers", *heads], [*by_paper, total]),
         "",
         "Every number comes from a line of `experiments/ledger`, which has the command, the commit, the versions, the "
-        "seeds and the date. No cell was chosen, left out or repeated by its outcome. But cheap runs went first, so that "
-        "our attack alone decides some numbers for which the paper's would take an hour or more. One setting was "
-        "chosen: the scale per item of VFLRecon's records was chosen after the labels of Sensorless had been scored on seeds 0 and "
-        "1 ([what the scale changes](../vflrecon.md#what-does-the-scale-of-a-record-change)).",
+        "seeds and the date. No cell was chosen, left out or repeated by its outcome. But cheap runs went first, "
+        "so that our attack alone decides some numbers for which the paper's would take an hour or more. One setting "
+        "was chosen: the scale per item of VFLRecon's records, after the labels of Sensorless had been scored on seeds "
+        "0 and 1 ([what the scale changes](../vflrecon.md#what-does-the-scale-of-a-record-change)).",
         "",
         RULE,
         "",

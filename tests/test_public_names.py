@@ -143,7 +143,8 @@ NAMES = {
     """,
     "jaxleak.study.ledger": """
         agrees as_record Better beyond beyond_counts cell_status claims commit_of DATA_FILE data_of DataSet
-        DataSets Directions draw_entries draw_sheets Entry from_record impossible_entries judge LACKING Ledger mean_and_spread MEASURED
+        DataSets Directions draw_entries draw_sheets Entry from_record impossible_entries judge LACKING Ledger
+        mean_and_spread MEASURED
         Measurement named NO_ENTRY printed_cells Queue Recheck recheck RECHECKS_FILE record_rechecks require_measured
         require_printed RULE Status status_table status_text STATUSES Study summary table_counts TOLERANCE
         TOO_COSTLY Variant variant_counts VARIANTS
