@@ -38,7 +38,7 @@ class RunningOnBatches(Running):
         return jax.vmap(super().__call__, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(x, state)
 
 
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("batched", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_module_of_equinox_with_a_state_computes_the_same_in_both_modes(batched):
     module, state = eqx.nn.make_with_state(RunningOnBatches if batched else Running)(jax.random.key(0))
     model, variables = models.from_equinox(module, state, image_shape=IMAGE, batched=batched)

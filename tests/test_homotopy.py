@@ -55,6 +55,7 @@ def test_both_variants_see_the_same_seeds_and_differ_in_their_kinks_only(calls, 
     ]
 
 
+@pytest.mark.slow
 def test_warm_weights_reach_the_attack_and_their_accuracy_the_results(calls, tmp_path):
     (cell,) = _run(tmp_path, variants=("homotopy",), weights="warm", data="digits")
     assert [weights for _, _, weights in calls] == ["weights 3", "weights 5"]

@@ -305,6 +305,7 @@ class TestFiles:
         chex.assert_trees_all_equal(Checkpoints(out / "checkpoints", {}).restore_latest(START), NOISE)
         assert sorted(path.name for path in (out / "checkpoints" / "steps").iterdir()) == ["1", "2"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("small_disk", [60], indirect=True)
     def test_a_full_disk_without_room_for_the_first_checkpoint_keeps_the_log(self, small_disk):
         out, how = small_disk

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from slowness import slow_among
+from slowness import slow_among, slow_but
 
 from jaxleak import _tree, attacks, audit, models, objectives
 from jaxleak._base import Batch
@@ -109,7 +109,7 @@ def test_an_image_is_shifted_and_its_border_drawn_out():
     np.testing.assert_array_equal(moved[1, :, :, 0], [[11, 11, 11], [11, 11, 11], [14, 14, 14]])
 
 
-@pytest.mark.parametrize("tries", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tries", slow_but((1, 2, 3), (1,)))
 def test_the_best_shift_is_kept(tries):
     """Iterations that leave the candidate as it is, and an objective that only looks where its one pixel stands."""
     shifts = client_updates.Shifts(reach=2, stride=1, tries=tries)

@@ -36,7 +36,7 @@ def test_every_party_knows_which_columns_of_the_table_it_holds(problem):
     assert len(set(everything)) == len(everything) == sum(problem.model.widths)
 
 
-@pytest.mark.parametrize("seed", [0, 20])
+@pytest.mark.parametrize("seed", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_images_have_every_pixel_at_its_place(seed, monkeypatch, tmp_path):
     """Which pixels are constant, and so dropped, depends on the seed."""
     drawn, problem = {}, split_problem(CASE, seed)

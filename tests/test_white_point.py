@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from slowness import slow_but
 
 from jaxleak import attacks, audit, metrics, models, objectives, protocols
 from jaxleak._base import Batch
@@ -38,7 +39,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["training mode", "evaluation mode", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", slow_but(CASES, ("training mode",)))
 def test_only_normalisation_by_the_batch_hides_the_scale(case):
     normalised, mode, hidden = CASES[case]
     _, protocol, seen, truth = observed(normalised, mode)
