@@ -42,9 +42,12 @@ def ledger(tmp_path):
     [
         (30.0, [29.0, 31.0], "higher", "met"),  # 30 + 1
         (30.0, [29.0, 29.0], "higher", "missed"),
+        (30.0, [28.0, 31.5], "higher", "met"),  # 29.75 + 1.75, of which 1.5 count
+        (30.0, [25.9, 31.0], "higher", "missed"),  # 28.45 + 2.55, of which 1.5 count
         (30.0, [29.0, 30.9], "higher", "met"),
-        (0.1, [0.15, 0.09], "lower", "met"),  # .12 - .03, of which .025 count
-        (0.1, [0.2, 0.08], "lower", "missed"),  # .14 - .06, of which .025 count
+        (0.1, [0.118, 0.09], "lower", "met"),  # .104 - .014, of which .005 count
+        (0.1, [0.15, 0.09], "lower", "missed"),  # .12 - .03, of which .005 count
+        (0.1, [0.2, 0.08], "lower", "missed"),  # .14 - .06, of which .005 count
         (0.1, [0.11, 0.11], "lower", "missed"),
         (2.0, [2.09], "equal", "met"),  # within 5 %
         (2.0, [2.11], "equal", "missed"),
@@ -52,7 +55,7 @@ def ledger(tmp_path):
         (2.0, [1.55, 2.3], "equal", "met"),  # 1.925 +- .375, of which .5 are allowed
         (2.0, [1.4, 2.0], "equal", "missed"),  # 1.7, whatever the spread
         (2.0, [1.4, 2.6], "equal", "missed"),  # 2 +- .6, of which .5 are allowed
-        (30.0, [10.0, 34.0], "higher", "missed"),  # 22 + 12, of which 7.5 count
+        (30.0, [10.0, 34.0], "higher", "missed"),  # 22 + 12, of which 1.5 count
         (30.0, [math.nan, 40.0], "higher", "missed"),
         (30.0, [math.inf], "higher", "missed"),
     ],

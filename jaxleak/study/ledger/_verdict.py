@@ -15,8 +15,8 @@ Better = Literal["higher", "lower", "equal"]
 #: How far a number may be from one that is neither better when higher nor when lower, as a share of the printed one.
 TOLERANCE = 0.05
 
-#: The largest spread over the seeds, as a share of the printed number, that may excuse a number or leave it one.
-EXCUSED = 0.25
+#: The largest spread over the seeds, as a share of the printed number, that leaves a number one that can be repeated.
+STEADY = 0.25
 
 RULE = (
     "A cell of an attack is met if the mean over the seeds and their standard deviation together reach the printed "
@@ -24,9 +24,9 @@ RULE = (
     "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
     "accuracy of the task, correlations, what leaks through a defense, and the attacks that a paper compares its own "
     "with or shows to fail) is met if its mean differs from the printed one by at most "
-    f"{TOLERANCE:.0%} of the latter and the deviation is at most {EXCUSED:.0%} of it. In the first rule, too, a "
-    f"deviation counts up to {EXCUSED:.0%} of the printed number. One seed has no deviation. A run without a number, "
-    "because it diverged or never reached a threshold, misses. "
+    f"{TOLERANCE:.0%} of the latter and the deviation is at most {STEADY:.0%} of it. In the first rule a deviation "
+    f"counts up to {TOLERANCE:.0%} of the printed number. One seed has no deviation. A run without a number, because "
+    "it diverged or never reached a threshold, misses. "
     "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
     f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
     "repeat its number."
@@ -75,14 +75,17 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
     if not math.isfinite(mean):
         return "missed", "there is no number: the run diverged or never reached the threshold"
     ours = f"{mean:.4g}" if len(values) == 1 else f"{mean:.4g} with a spread of {spread:.2g}"
-    largest = EXCUSED * abs(paper)
+    excused = min(spread, TOLERANCE * abs(paper))
     if how == "higher":
-        met, text = mean + min(spread, largest) >= paper, f"{ours} against at least {paper:g}"
+        met, text = mean + excused >= paper, f"{ours} against at least {paper:g}"
     elif how == "lower":
-        met, text = mean - min(spread, largest) <= paper, f"{ours} against at most {paper:g}"
+        met, text = mean - excused <= paper, f"{ours} against at most {paper:g}"
     else:
         allowed = TOLERANCE * abs(paper)
-        met, text = abs(mean - paper) <= allowed and spread <= largest, f"{ours} against {paper:g} within {allowed:.2g}"
+        met, text = (
+            abs(mean - paper) <= allowed and spread <= STEADY * abs(paper),
+            f"{ours} against {paper:g} within {allowed:.2g}",
+        )
     return ("met" if met else "missed"), text
 
 
