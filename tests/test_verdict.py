@@ -17,7 +17,7 @@ from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.update import _without_ssim
 from jaxleak.audit._verdict.verdict import Answer, best_of, decide
-from jaxleak.audit._verdict.warnings import unexplained
+from jaxleak.audit._verdict.warnings import beside_the_statement, unexplained
 
 
 def test_a_dense_layer_on_pixels_is_solved_and_the_verdict_is_leaks(perceptron):
@@ -94,6 +94,17 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
     assert reasons[0].startswith("Warning: gradient explained: suspicious")
 
 
+def test_an_answer_under_another_loss_than_the_stated_one_says_so():
+    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2))
+    short = found._replace(remainder=0.0449, fitted_remainder=0.0131)
+    other = found._replace(attack="any_loss_400", misfit=1e-4)
+    (warning,) = beside_the_statement(other, [short, other])
+    assert warning.status == "suspicious"
+    assert "under a loss that is fitted to it, and not under the stated one" in warning.evidence
+    assert beside_the_statement(other, [found, other]) == []
+    assert beside_the_statement(short, [short, other]) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing):
@@ -107,11 +118,12 @@ def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing):
         return -(targets * jax.nn.log_softmax(logits)).sum(axis=1).mean()
 
     verdict = audit.update(model, variables, jax.grad(loss)(variables["params"]), batch_size=4, minutes=5)
-    best = verdict.best
-    assert best.finished
-    assert (best.agreement >= 0.95).all()
-    assert best.explained == (not smoothing)
-    assert best.shown.any() == best.explained
+    stated = next(answer for answer in verdict.answers if not answer.fitted and answer.finished)
+    assert (stated.agreement >= 0.95).all()
+    assert stated.explained == (not smoothing)
+    assert stated.shown.any() == stated.explained
+    assert any(answer.fitted for answer in verdict.answers) == bool(smoothing)
+    assert not any(answer.shown.any() for answer in verdict.answers if not answer.explained)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ class TestStages:
         nothing = list(stages._gradient_matching(self.case(monkeypatch, [None]), FEDLEAK))
         assert nothing == ["FedLeak was not tried: the time was spent."]
 
+    @pytest.mark.parametrize(("fitted", "after"), [(0.1, []), (0.01, [(400, "any_loss"), (3000, "any_loss")])])
+    def test_where_another_loss_explains_more_who_knows_none_searches_too(self, monkeypatch, fitted, after):
+        short = answer_of(misfit=0.1, **SURE)._replace(remainder=0.1, fitted_remainder=fitted)
+        other = answer_of(misfit=0.01, **UNSURE)._replace(attack="any_loss_400")
+        monkeypatch.setattr(stages, "as_stated", lambda case, answer: answer)
+        monkeypatch.setattr(stages, "under_any_loss", lambda case: case)
+        case = self.case(monkeypatch, [short, other, other._replace(agreement=np.ones(2))])
+        assert len(list(stages._gradient_matching(case, FEDLEAK))) == 1 + len(after)
+        assert self.searched == [(400, "fedleak"), *after]
+
     def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
         first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True), FEDLEAK))
         assert first.startswith("No attack that knows the defense was tried")

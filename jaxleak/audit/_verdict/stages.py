@@ -149,7 +149,8 @@ def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, b
 def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
-    Who knows a defense may ignore it, and finds more that way behind little noise.
+    Who knows a defense may ignore it, and finds more that way behind little noise. Where another loss explains the
+    update by far better than the stated one, who knows no loss searches as well.
 
     Args:
         case: the audited update.
@@ -159,8 +160,6 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
 
-    fitted = under_any_loss(case) if ANY_LOSS in names else case
-
     def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
@@ -168,7 +167,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         share, settings = _known(case, name, iterations)
         inversion: Callable[..., Attack] = attacks.inversion if name == _INFORMED else _inversion
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
-        compared_as = fitted if name == ANY_LOSS else case
+        compared_as = under_any_loss(case) if name == ANY_LOSS else case
         answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if name != ANY_LOSS and answer is not None:
             answer = as_stated(case, answer)
@@ -179,13 +178,16 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         return answer, pace
 
     short: list[tuple[Answer, str, float]] = []
-    for name in names:
+    attackers = list(names)
+    for name in attackers:
         answer, pace = one(name, _FIRST)
         if answer is None:
             yield f"{called(name)} was not tried: the time was spent."
             break
         yield answer
         short.append((answer, name, pace))
+        if not answer.explained and ANY_LOSS not in attackers:
+            attackers.append(ANY_LOSS)
         if answer.shown.all() or not answer.finished:
             return
     best = best_of([answer for answer, _, _ in short])

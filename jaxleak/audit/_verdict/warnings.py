@@ -25,6 +25,7 @@ from jaxleak.audit._verdict.verdict import (
 
 #: Name of the finding on whether any answer explains the update.
 EXPLAINED = "gradient explained"
+_ANOTHER = "another loss, such as one with class weights or label smoothing"
 _UNSEEN = (
     "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
     "momentum, dropout, or a defense"
@@ -46,7 +47,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
             f"Images near the best answer leave {best.remainder:.1%} of the update unexplained by the stated loss, and "
             f"{best.fitted_remainder:.1%} by a loss that is fitted to it."
         )
-        cause = "another loss, such as one with class weights or label smoothing"
+        cause = _ANOTHER
         option = f"{LOSS_OTHER}, or {DEFENSE_OTHER}"
         return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
     if best is None or not best.matched:
@@ -126,12 +127,16 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
 
 
 def beside_the_statement(best: Answer | None, answers: Sequence[Answer]) -> list[Finding]:
-    """A warning where a layer's gradient is explained, and the update as a whole is not that of the stated client.
+    """A warning where one layer or another loss explains the answer, and the client as it is stated does not.
 
     Args:
         best: the answer that `best_of` chose, or None.
         answers: what all attacks found.
     """
+    if best is not None and best.fitted and any(not answer.explained for answer in answers):
+        evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."
+        cause = _ANOTHER
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, LOSS_OTHER)]
     if best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
     # Where no label can be read, the update as a whole was not compared.
