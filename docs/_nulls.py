@@ -3,10 +3,10 @@
     python -m docs._nulls
 
 For every data set: the mean PSNR over its images of an all-black image, of a grey one (0.5), of the one constant that
-scores best, and of the mean image of the data set, in dB. Two more answers know the label alone: the mean of the other
-images of the class, and another image of the class. Of these, and of the mean image, stands how many images they would
-"recognise", by the SSIM above 0.8 that stands for recognition elsewhere. Data sets that are files are read as
-docs/data.md says.
+scores best, of the mean colour of the data set, and of its mean image, in dB. Two more answers know the label alone:
+the mean of the other images of the class, and another image of the class. Of these, and of the mean image, stands how
+many images they would "recognise", by the SSIM above 0.8 that stands for recognition elsewhere. Data sets that are
+files are read as docs/data.md says.
 """
 
 import json
@@ -19,7 +19,10 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.study import provenance
 from jaxleak.study.files import write_text
 
-DATA = ("digits", "mnist", "natural_patches", "photographs", "cifar10", "cifar100")
+DATA = (
+    "digits", "mnist", "natural_patches", "photographs", "cifar10", "cifar100", "lc25000_lung32", "lc25000_lung",
+    "ham10000",
+)  # fmt: skip
 
 
 def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -45,6 +48,7 @@ def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "black": of(np.zeros(1)),
         "grey": float(metrics.grey_psnr(images).mean()),
         "best_constant": float((-10 * np.log10(errors + 1e-12)).mean(axis=1).max()),
+        "mean_colour": of(images.mean(axis=(0, 1, 2))),
         "mean_image": of(images.mean(axis=0)),
         "mean_image_recognised": recognised(np.arange(len(images)), np.broadcast_to(images.mean(axis=0), images.shape)),
         "class_mean": float(metrics.psnr(images[places], means).mean()),

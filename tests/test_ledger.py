@@ -87,6 +87,18 @@ def test_prints_of_attacks_that_fail_are_not_met_by_attacks_that_succeed():
     assert DIRECTIONS.of("table3/fedleak/b16/mnist", "dB") == "higher"
 
 
+@pytest.mark.parametrize(
+    ("relation", "value", "status"),
+    [
+        ("below", 5.4, "met"), ("at most", 10.0, "met"), ("below", 10.1, "missed"), ("about", 9.4, "missed"),
+        ("order of magnitude", 31.0, "met"), ("order of magnitude", 32.0, "missed"),
+        ("order of magnitude", 3.3, "met"), ("order of magnitude", 3.1, "missed"),
+    ],
+)  # fmt: skip
+def test_a_bound_that_a_paper_gives_is_kept_or_not(relation, value, status):
+    assert judge(10.0, [value], "equal", relation)[0] == status
+
+
 def test_a_verdict_names_the_spread_where_there_is_one():
     assert judge(31.83, [13.41], "higher")[1] == "13.41 against at least 31.83"
     assert judge(0.1, [0.2, 0.4], "lower")[1] == "0.3 with a spread of 0.1 against at most 0.1"

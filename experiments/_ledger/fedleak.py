@@ -45,6 +45,7 @@ WARM = Training(rounds=100, clients=20, clients_per_round=5)
 #: Side in pixels to which the reduced problem shrinks images of 224 pixels, and the data where images are too few.
 SMALL_SIDE = 32
 TOO_FEW = "cifar100"
+_IMAGENET_CLASSES = 1000
 #: Tables of clients with unlike data, for which the 498 images of three lung classes are too few. Four clients share
 #: 1,000 images of CIFAR-10 instead, whose other images may be public. Feature skew makes five groups of clients.
 _UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
@@ -105,8 +106,7 @@ class FedLeakStudy:
             return  # the schedule restarts every 1,000 iterations, and the reduced run has no more
         jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in cell.jobs)
         printed = {job.case.data for job in jobs}
-        if variant != "printed":
-            jobs = tuple(_with_enough_images(job) for job in jobs)
+        jobs = tuple(_with_enough_images(job) if variant != "printed" or job.kind == "labels" else job for job in jobs)
         if variant == "reduced":
             jobs = tuple(_reduced(job) for job in jobs)
         notes = [cell.note] if cell.note else []
@@ -114,6 +114,7 @@ class FedLeakStudy:
             notes.append("61 images of 61 classes, so that no label repeats")
         if jobs and not printed & (now := {job.case.data for job in jobs}):
             notes.append(f"{', '.join(sorted(now))} for {', '.join(sorted(printed))}, which has too few images")
+            notes.extend({f"labels drawn from {job.drawn_classes} classes" for job in jobs if job.drawn_classes})
         notes.extend(f"{spec.partition('?')[0]} at {SMALL_SIDE} pixels" for spec in sorted(printed) if "?size=" in spec)
         own = [job.case for job in jobs if job.case.attack == "fedleak_paper"]
         rates = {case.step_size for case in own if case.optimizer == "adam"}
@@ -197,7 +198,10 @@ def _with_enough_images(job: Job) -> Job:
         return job
     if job.case.images <= _there(job) or unavailable(TOO_FEW):
         return job
-    return replace(job, case=replace(job.case, data=TOO_FEW, pool=min(_POOL, samples_in(TOO_FEW) // 2)))
+    # How many labels repeat in a batch, and so are missed, depends on the number of classes.
+    drawn = _IMAGENET_CLASSES if job.kind == "labels" else None
+    case = replace(job.case, data=TOO_FEW, pool=min(_POOL, samples_in(TOO_FEW) // 2))
+    return replace(job, case=case, drawn_classes=drawn)
 
 
 def _few_clients(job: Job) -> bool:

@@ -187,7 +187,7 @@ class Queue:
         printed = self.ledger.printed[measurement.cell]
         how = self.ledger.directions.of(measurement.cell, printed["unit"])
         values = dict(sorted(values.items()))
-        status, why = judge(float(printed["value"]), list(values.values()), how)
+        status, why = judge(float(printed["value"]), list(values.values()), how, printed.get("relation", ""))
         if measurement.partial and status == "met":
             return self._entry(measurement, status="not run", why=f"refuted by no number so far: {why}")
         mean, spread = mean_and_spread(list(values.values()))

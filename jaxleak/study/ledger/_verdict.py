@@ -18,15 +18,18 @@ TOLERANCE = 0.05
 #: The largest spread over the seeds, as a share of the printed number, that leaves a number one that can be repeated.
 STEADY = 0.25
 
+#: The factor by which a number of the same order of magnitude may be larger or smaller.
+ORDER = math.sqrt(10)
+
 RULE = (
     "A cell of an attack is met if the mean over the seeds and their standard deviation together reach the printed "
     "number: the mean plus the deviation where more is better for the attacker (PSNR, accuracy of labels), the mean "
     "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
     "accuracy of the task, correlations, what leaks through a defense, and the attacks that a paper compares its own "
-    "with or shows to fail) is met if its mean differs from the printed one by at most "
-    f"{TOLERANCE:.0%} of the latter and the deviation is at most {STEADY:.0%} of it. In the first rule a deviation "
-    f"counts up to {TOLERANCE:.0%} of the printed number. One seed has no deviation. A run without a number, because "
-    "it diverged or never reached a threshold, misses. "
+    f"with or shows to fail) is met if its mean differs from the printed one by at most {TOLERANCE:.0%} of the latter "
+    f"and the deviation is at most {STEADY:.0%} of it, or if it keeps the bound that the paper gives. In the first "
+    f"rule a deviation counts up to {TOLERANCE:.0%} of the printed number. One seed has no deviation. A run without a "
+    "number, because it diverged or never reached a threshold, misses. "
     "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
     f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
     "repeat its number."
@@ -58,13 +61,15 @@ class Directions:
         return "lower" if unit in self.lower_units or table in self.lower or cell in self.lower else "higher"
 
 
-def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
+def judge(paper: float, values: list[float], how: Better, relation: str = "") -> tuple[Status, str]:
     """The status of a measurement, and a sentence that says how it came about.
 
     Args:
         paper: the printed number, in the unit of the cell.
         values: ours in the same unit, one per seed.
         how: see `Directions`.
+        relation: how the paper puts a number that is "equal": "below" and "at most" are bounds, an "order of magnitude"
+            has a factor of the root of ten, and any other is the number itself.
 
     Raises:
         ValueError: without values, or on an unknown `how`.
@@ -80,6 +85,10 @@ def judge(paper: float, values: list[float], how: Better) -> tuple[Status, str]:
         met, text = mean + excused >= paper, f"{ours} against at least {paper:g}"
     elif how == "lower":
         met, text = mean - excused <= paper, f"{ours} against at most {paper:g}"
+    elif relation.startswith(("below", "at most")):
+        met, text = mean <= paper, f"{ours} against {relation} {paper:g}"
+    elif relation == "order of magnitude":
+        met, text = paper / ORDER < mean < ORDER * paper, f"{ours} against the order of magnitude of {paper:g}"
     else:
         allowed = TOLERANCE * abs(paper)
         met, text = (
