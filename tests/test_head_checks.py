@@ -98,7 +98,7 @@ class TestHead:
         ],
     )
     def test_the_rank_bounds_the_batch_size(self, labels, stated, status, says):
-        found = equations._rank(self.of_batch(labels), stated, 1)
+        found = equations._rank(self.of_batch(labels), stated, 1, 1)
         assert found.status == status
         assert says in found.evidence
         expected = {
@@ -108,6 +108,8 @@ class TestHead:
         }
         assert found.option.startswith(expected[status])
         if status == "suspicious":
+            of_steps = equations._rank(self.of_batch(labels), stated, 1, 2)
+            assert of_steps.option == "--batch-size, --local-steps, or --local-epochs"
             assert found.cause.startswith("the batch holds " + ("1 sample," if len(labels) == 1 else "2 samples,"))
 
     @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def _run(tmp_path, **options):
     return json.loads((tmp_path / "results.json").read_text())["cells"]
 
 
+@pytest.mark.slow
 def test_both_variants_see_the_same_seeds_and_differ_in_their_kinks_only(calls, tmp_path):
     cells = _run(tmp_path)
     assert [(cell["id"], cell["ours"], cell["spread"], cell["each"]) for cell in cells] == [

@@ -127,8 +127,12 @@ def test_the_leaf_that_is_furthest_off_is_named_with_what_is_allowed():
 
 
 @pytest.mark.parametrize(
-    ("scale", "cause"), [(3.0, "a sum over the batch"), (2.0, "2 times the"), (-1.0, "-1 times the")]
-)
+    ("scale", "cause"),
+    [
+        (3.0, "a sum over the batch"), (2.0, "2 times the"), (-2.0, "-2 times the"), (1 / 3, "a mean over the batch"),
+        (-1.0, "the sign of the update is reversed"),
+    ],
+)  # fmt: skip
 def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
     expected = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
     rounding = jax.tree.map(jnp.zeros_like, expected)
@@ -141,10 +145,28 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
 
 def test_different_modes_are_among_the_causes_only_where_there_are_modes(plain, normalised):
     for client, modes in ((plain, False), (normalised, True)):
-        cause, option = client_checks._unexplained(client.model)
+        cause, option = client_checks._unexplained(protocols.ClientShare(client.model))
         assert cause.startswith("weights of another round or model, images that were normalised in another way")
         assert ("layers of batch normalisation in different modes (eval_layers), a defense" in cause) == modes
         assert option == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
+    cause, option = client_checks._unexplained(protocols.ClientShare(plain.model, local_steps=2))
+    assert cause.startswith("another learning rate, momentum, number or order of steps, weights of another round")
+    assert option.startswith("--learning-rate, --momentum, --local-steps, --weights")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": [0.9, 1, 2, 3]}, "labels must be integers, got 0.9"),
+        ({"labels": [10, 1, 2, 3]}, r"y must be in \[0, 10\), got labels from 1 to 10"),
+        ({"labels": [-1, 1, 2, 3]}, "got labels from -1 to 3"),
+        ({"images": np.nan}, "images must be finite"),
+    ],
+)
+def test_images_and_labels_that_no_client_has_are_refused(plain, changed, message):
+    x = np.full((4, *plain.model.image_shape), changed.get("images", 0.5), np.float32)
+    with pytest.raises(ValueError, match=message):
+        audit.check_client(plain.model, plain.variables, plain.gradient, x, changed.get("labels", [0, 1, 2, 3]))
 
 
 @pytest.mark.parametrize(

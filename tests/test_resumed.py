@@ -29,7 +29,7 @@ KILLED = {
 
 
 #: Whose runs take longest; their seeds are resumed by the same code as those of the others.
-LONG = ("agreement", "cafe_tables", "mistakes", "fedleak", "vflrecon, tables")
+LONG = ("agreement", "basin", "cafe_tables", "defenses", "homotopy", "mistakes", "fedleak", "vflrecon, tables")
 
 
 @pytest.mark.parametrize("name", slow_among(KILLED, LONG))

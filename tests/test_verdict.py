@@ -87,7 +87,9 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
     assert (
         "leave 4.5% of the update unexplained by the stated loss, and 1.3% by a loss that is fitted" in warning.evidence
     )
-    assert warning.cause == "another loss, such as one with class weights or label smoothing"
+    assert warning.cause == (
+        "another loss, such as one with class weights or label smoothing, or labels that the search took wrong"
+    )
     assert warning.option.startswith("--loss other")
     outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
     assert outcome == "not shown to leak"
@@ -352,3 +354,24 @@ def test_a_row_is_flat_where_its_columns_are_one_number():
     for x, flat in ((columns, False), (np.full_like(columns, 0.5), True)):
         answer = Answer("fedleak_400", x, np.zeros(1, int), 0.0, 0.0, agreement=np.ones(1))
         assert answer.shown.all() != flat
+
+
+def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the_update():
+    found = Answer("fedleak_400", pictures(4), np.zeros(4, int), 0.05, 1e-3, agreement=np.ones(4), allowed=0.02)
+    near, far = found._replace(remainder=0.01), found._replace(remainder=0.032)
+    assert near.shown.all()
+    assert not far.shown.any()
+    (warning,) = unexplained(far)
+    assert "leave 3.2% of the update unexplained. After several local steps a certificate takes" in warning.evidence
+    assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
+    _, (reason,) = decide([], Labels.none(10), near, [], [])
+    assert reason.endswith("if the loss, the learning rate and the momentum are as stated.")
+
+
+def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():
+    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2))
+    refuted = found._replace(remainder=0.0449, fitted_remainder=0.0131)
+    other = found._replace(attack="any_loss_400", misfit=1e-4, agreement=np.zeros(2))
+    assert best_of([refuted, other]) is refuted
+    assert best_of([refuted, other._replace(agreement=np.ones(2))]).fitted
+    assert best_of([found._replace(agreement=np.zeros(2)), other]) is other

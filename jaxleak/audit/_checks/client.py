@@ -14,6 +14,8 @@ from jaxleak.audit._checks.finding import (
     DEFENSE_OTHER,
     LOSS_OTHER,
     MIXED_MODES,
+    REVERSED,
+    TURN,
     Finding,
     Status,
     failed,
@@ -112,11 +114,16 @@ def _compared(
     if failed(findings):
         return findings
     model = share.model
-    x, y = np.asarray(images, np.float32), np.asarray(labels, np.int32)
+    x, y = np.asarray(images, np.float32), np.asarray(labels).astype(np.int32)
     if x.shape[1:] != tuple(model.image_shape) and x.shape[1:] == (*model.image_shape[2:], *model.image_shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError("images must be finite")
+    if (y != np.asarray(labels)).any():
+        raise ValueError(f"labels must be integers, got {np.asarray(labels)[y != np.asarray(labels)][0]:g}")
+    _validate.labels_in_range(y, model.num_classes)
     batch = batch_of(x, y)
     sent = compiled(share)
     expected = scaled(sent(variables, batch), parts)
@@ -133,7 +140,7 @@ def _compared(
             return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     clip = norm_of(payload) / parts if share.total_steps == 1 else None
     explained = _explained(payload, expected, rounding, len(x), precision, params, clip)
-    cause, option = explained or _unexplained(model)
+    cause, option = explained or _unexplained(share)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
     if explained is None:
         coarse = minus(scaled(sent(*_coarse(variables, batch)), parts), expected)
@@ -201,6 +208,10 @@ def _explained(
     if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
             return "the loss is a sum over the batch", "--reduction sum"
+        if np.isclose(scale * samples, 1, rtol=1e-3) and samples > 1:
+            return "the loss is a mean over the batch, or was divided by its size twice", "--reduction mean"
+        if np.isclose(scale, -1, rtol=1e-3):
+            return REVERSED, TURN
         return _multiple(scale, samples, clip)
     for leaf, layout, changed in other_layouts(expected, payload):
         if furthest(changed, expected, rounding, precision, params)[0] <= 1:
@@ -208,13 +219,17 @@ def _explained(
     return None
 
 
-def _unexplained(model: Classifier) -> tuple[str, str]:
+def _unexplained(share: ClientShare) -> tuple[str, str]:
     """Causes and options of a difference that nothing else explains."""
-    modes = f"{MIXED_MODES}, " if model.has_running_statistics else ""
+    modes = f"{MIXED_MODES}, " if share.model.has_running_statistics else ""
+    steps, options = "", ""
+    if share.total_steps > 1:
+        steps = "another learning rate, momentum, number or order of steps, "
+        options = "--learning-rate, --momentum, --local-steps, "
     return (
-        "weights of another round or model, images that were normalised in another way, another loss, other images "
-        f"than those of the update, {modes}a defense, or mixed precision",
-        f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
+        f"{steps}weights of another round or model, images that were normalised in another way, another loss, other "
+        f"images than those of the update, {modes}a defense, or mixed precision",
+        f"{options}--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
     )
 
 

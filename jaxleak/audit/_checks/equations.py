@@ -63,7 +63,7 @@ def check_head(
         )
         return [Finding("equations of the head", "not applicable", why)]
     sums, size = _sums_over_classes(head, samples * epochs), _size_of_the_bias_gradient(head, samples)
-    rank = _rank(head, samples, epochs)
+    rank = _rank(head, samples, epochs, steps)
     sign = [_unless_refuted(finding, sums, size, rank) for finding in _sign(head, samples)]
     found = [sums, size, rank, *sign]
     if head.bias_gradient is None:
@@ -224,7 +224,7 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
     return Finding(name, "failed", evidence, cause, option)
 
 
-def _rank(head: Head, samples: int, epochs: int) -> Finding:
+def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
     """Every visit of a sample adds one to the rank at most; visits of one sample at nearby weights may add nothing."""
     name = RANK
     rank, most = rank_of(head), highest_rank(head, samples)
@@ -241,7 +241,8 @@ def _rank(head: Head, samples: int, epochs: int) -> Finding:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
-        return Finding(name, "suspicious", evidence, cause, f"--batch-size {rank}")
+        option = f"--batch-size {rank}" if steps * epochs == 1 else "--batch-size, --local-steps, or --local-epochs"
+        return Finding(name, "suspicious", evidence, cause, option)
     most = highest_rank(head, samples * epochs)
     return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")
 

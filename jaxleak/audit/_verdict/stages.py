@@ -186,7 +186,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             break
         yield answer
         short.append((answer, name, pace))
-        if not answer.explained and ANY_LOSS not in attackers:
+        if not answer.explained and answer.allowed is None and ANY_LOSS not in attackers:
             attackers.append(ANY_LOSS)
         if answer.shown.all() or not answer.finished:
             return

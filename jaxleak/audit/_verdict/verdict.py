@@ -103,6 +103,7 @@ class Answer(NamedTuple):
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
+    allowed: float | None = None  # the most that may remain where no loss can be fitted; None where one can
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
@@ -122,10 +123,12 @@ class Answer(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether no other loss explains by far more of the update than the one that is stated."""
-        if self.remainder is None or self.fitted_remainder is None:
+        """Whether the stated client explains the update as well as any loss does, or leaves little of several steps."""
+        if self.remainder is None:
             return True
-        return self.remainder < _BY_FAR * self.fitted_remainder
+        if self.allowed is not None:
+            return self.remainder <= self.allowed
+        return self.fitted_remainder is None or self.remainder < _BY_FAR * self.fitted_remainder
 
     @property
     def counted_agreement(self) -> np.ndarray | None:
@@ -216,13 +219,19 @@ def best_of(answers: list[Answer]) -> Answer | None:
     """The answer with certified images first, then the one with the least misfit; nothing here knows the truth.
 
     The misfit of a search without the loss counts twice, since some numbers were fitted to the update that it compares.
+    Where the stated loss was refuted, such a search is chosen for its certificates alone: it has the update, and may
+    have found the images in another brightness.
     """
     finite = [answer for answer in answers if np.isfinite(answer.misfit)]
+    refuted = any(not answer.explained for answer in finite)
 
     def counted(answer: Answer) -> float:
         return answer.misfit * (_FITTED if answer.fitted else 1.0)
 
-    return min(finite, key=lambda answer: (-int(answer.shown.sum()), counted(answer))) if finite else None
+    def rank(answer: Answer) -> tuple[int, bool, float]:
+        return -int(answer.shown.sum()), refuted and answer.fitted, counted(answer)
+
+    return min(finite, key=rank) if finite else None
 
 
 def decide(
@@ -272,7 +281,8 @@ def decide(
         if best.dimmer is not None and (best.dimmer & best.shown).any():
             alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
-        granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else ", if the loss is as stated"
+        stated = "the loss is" if best.allowed is None else "the loss, the learning rate and the momentum are"
+        granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated} as stated"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."
