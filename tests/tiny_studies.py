@@ -281,7 +281,7 @@ def studies(monkeypatch, tmp_path):
     for module in (invert_run, _inversions):
         monkeypatch.setattr(module, "attack", found.attack)
     for module in (homotopy, basin):
-        monkeypatch.setitem(module.ROWS, "convnet-b1", TINY)
+        monkeypatch.setitem(module.HOMOTOPY_ROWS, "convnet-b1", TINY)
     monkeypatch.setattr(parties_jobs, "run_case", found.run_case)
     monkeypatch.setattr(Utilities, "_train", lambda _, job, seed: found.train(job.case, seed))
     monkeypatch.setattr(measured_basin, "distances", found.distances)
