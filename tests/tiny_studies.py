@@ -201,10 +201,10 @@ class Studies:
         results = {"metrics": metrics, "attacks": attacks, "reasons": [], "provenance": provenance}
         write_json(own / "audit" / "results.json", results)
 
-    def checked(self, claim, minutes):
+    def checked(self, claim, batch, minutes):
         """A stub: what becomes of a mistake, by the size of its batch."""
         self.count()
-        return "failed" if claim["batch_size"] == 1 else "not_attacked"
+        return {"status": "failed" if claim["batch_size"] == 1 else "not_attacked", "false_images": 0, "false_labels": 1}
 
     def agreement(self, **options):
         """Two cases, one of them defended."""
@@ -299,7 +299,7 @@ def studies(monkeypatch, tmp_path):
     monkeypatch.setattr(agreement, "MOST_SEEDS", dict.fromkeys(cases, 2))
     monkeypatch.setattr(audited, "_audit", found.audit)
     monkeypatch.setattr(audited, "_require_frameworks", lambda _: None)
-    monkeypatch.setattr(mistakes_study, "_status", found.checked)
+    monkeypatch.setattr(mistakes_study, "_outcome", found.checked)
     monkeypatch.setattr(mistakes_study, "IMAGES", SAMPLES)
     monkeypatch.setattr(mistakes_clients, "IMAGES", SAMPLES)
     small = models.mlp((16, 16, 3), 10, widths=(8,))
