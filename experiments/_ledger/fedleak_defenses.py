@@ -9,7 +9,8 @@ from jaxleak.study.ledger import Measurement
 from jaxleak.study.updates import Case, Federation, utility_of
 
 DATA = "lc25000_lung32"
-FEDERATION = Federation(clients=8, samples=240, test_samples=100)
+#: The rate and the rounds are those of four that were tried at which the undefended network learns its training images.
+FEDERATION = Federation(clients=8, samples=240, test_samples=100, learning_rate=0.05, rounds=1000)
 _SETTING = (
     f"{DATA}, the three lung classes of Lung-Colon Cancer at 32 pixels; convnet for resnet10; B 4 for B 16; "
     f"{FEDERATION.clients} clients with {FEDERATION.samples} samples for 100 clients, {FEDERATION.rounds} rounds of "
