@@ -234,7 +234,7 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
     for cell in cells:
         status, shown = cell_status(ledger, cell)
         counts[status] += 1
-        deciding |= {shown.key} if shown else set()
+        deciding |= {shown.key} if shown and status in MEASURED else set()
         beyond += shown is not None and ledger.beyond(shown)
         if status not in MEASURED:
             why = f"{status}: {shown.why}" if shown else NO_ENTRY
@@ -292,7 +292,7 @@ def _answer(counts: Counter[str], measured: Sequence[Entry], beyond: int) -> str
         kinds = Counter(entry.variant for entry in measured)
         text += f" The measurements are {_listed([f'{count} of the kind *{kind}*' for kind, count in kinds.items()])}."
         text += " [The overview](../index.md) says when a number is met."
-        if set(kinds) - {"printed"}:
+        if {"reduced", "stand-in"} & set(kinds):
             text += (
                 " On a smaller problem or other data, a miss says little against the paper, and a hit little for it."
             )

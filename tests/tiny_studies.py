@@ -204,7 +204,11 @@ class Studies:
     def checked(self, claim, batch, minutes):
         """A stub: what becomes of a mistake, by the size of its batch."""
         self.count()
-        return {"status": "failed" if claim["batch_size"] == 1 else "not_attacked", "false_images": 0, "false_labels": 1}
+        return {
+            "status": "failed" if claim["batch_size"] == 1 else "not_attacked",
+            "false_images": 0,
+            "false_labels": 1,
+        }
 
     def agreement(self, **options):
         """Two cases, one of them defended."""

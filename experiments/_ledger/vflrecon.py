@@ -196,9 +196,10 @@ def _six_items(
                 continue
             read = metric.replace("_shared", f"_{start}")
             printed = (replace(case, fields=party_records.PAPER_FIELDS, scales=scales) for case in cases)
-            named = _join(name, "" if variant == "ours" else known, suffix)
+            named = _join(name, known if variant != "ours" else "", suffix)
             scored = tuple(Scored(case, read) for case in printed)
-            yield _Draft(cell, variant, f"{notes}; {how}; {what}", scored, combine, named, start)
+            kind: Variant = "ours" if granted else variant
+            yield _Draft(cell, kind, f"{notes}; {how}; {what}", scored, combine, named, start)
 
 
 def _join(*names: str) -> str:

@@ -90,7 +90,7 @@ def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], dict[str, 
     return {
         (line["model"], line["draw"], line["mistake"]): line
         for line in lines
-        if wanted.items() <= line.items() and line["status"] in _STATUSES
+        if wanted.items() <= line.items() and line["status"] in _STATUSES and line.keys() >= set(_FALSE)
     }
 
 

@@ -150,8 +150,8 @@ def _other_loss(client: Client, loss: Loss) -> Claim | None:
 
 
 def _class_weights(client: Client) -> Claim | None:
-    """Weights of classes, and a mean that divides by their sum, as PyTorch's does: of one sample they are nothing."""
-    if client.size == 1:
+    """Weights of classes, and a mean that divides by their sum, as PyTorch's does: for one class they are nothing."""
+    if client.batch is None or len(np.unique(client.batch.y)) == 1:
         return None
     low, high = np.log(_WEIGHTS)
     weights = jnp.exp(jax.random.uniform(client.key, (client.share.model.num_classes,), minval=low, maxval=high))
@@ -202,9 +202,14 @@ class FalseClaims(NamedTuple):
 def false_claims(verdict: Verdict, batch: Batch) -> FalseClaims:
     """Compare the certified images and the proven labels of an audit with what the client really had.
 
+    An image is the client's if its SSIM to one of the client's is above 0.8.
+
     Args:
         verdict: the answer of an audit of a client of one step.
         batch: the client's samples, x (B, 1, H, W, channels) in [0, 1] and y (B,).
+
+    Returns:
+        The numbers of images and of labels that are claimed and are not the client's.
     """
     truth = np.asarray(batch.x)[:, 0]
     images = 0

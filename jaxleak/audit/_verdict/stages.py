@@ -200,7 +200,9 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         )
     if briefly:
         return
-    name, pace = next((name, pace) for answer, name, pace in short if answer is best)
+    # Where the stated loss was refuted, more time for it finds the same images.
+    fitted = best_of([answer for answer, _, _ in short if answer.fitted]) if not best.explained else None
+    name, pace = next((name, pace) for answer, name, pace in short if answer is (fitted or best))
     # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
     fitting = [n for n in _LATER if n * pace < case.store.left]
     if not fitting:

@@ -38,14 +38,13 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. After several steps no loss can be fitted, and little may remain.
     """
-    if case.samples == 1 or answer.remainder is None:  # equations of one sample have shown its loss
-        return answer
-    if case.defended or case.defense is not None:
+    if answer.remainder is None or case.defended or case.defense is not None:
         return answer
     allowed = _EXPLAINED_BELOW + rounding_of(case)
     if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
-    if why_not(case) or answer.remainder <= allowed:
+    # Equations of one sample have shown its loss.
+    if case.samples == 1 or why_not(case) or answer.remainder <= allowed:
         return answer
     case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
     fitted = rival_of(under_any_loss(case), answer).answer_misfit

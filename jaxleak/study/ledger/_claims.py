@@ -12,8 +12,8 @@ Combine = Callable[[Sequence[float]], float]
 def claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combine: Combine) -> list[Measurement]:
     """The measurements of a statement about other cells, in every variant that all of these have.
 
-    As printed, each of these cells is a measurement by itself as well, which can refute the statement and cannot meet
-    it. A statement that one number refutes is so missed before the costly ones have run.
+    Each of these cells as printed is a reduced measurement as well, which can refute the statement and cannot meet it.
+    A statement that one number refutes is so missed before the costly ones have run.
 
     Args:
         tables: measurements of the cells that the statement is about, among others.
@@ -42,7 +42,7 @@ def _alone(member: Measurement, cell: str) -> Measurement:
     """What one number says of a statement about several."""
     notes = "; ".join(filter(None, (f"of {member.cell} alone, which can refute the statement", member.differs)))
     name = "-".join(("alone", *member.cell.split("/")[1:]))
-    return replace(member, cell=cell, name=name, differs=notes, partial=True)
+    return replace(member, cell=cell, variant="reduced", name=name, differs=notes, partial=True)
 
 
 def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Results], float]:

@@ -19,7 +19,7 @@ STATUSES: dict[Status, str] = {
     "met": "ours is at least the paper's by the rule of the verdicts",
     "missed": "ours falls short of the paper's by that rule",
     "failed": "the run ended with an error",
-    "not run": "the run has an estimated cost, or lacks something, such as data",
+    "not run": "the run has an estimated cost, lacks something, such as data, or refutes no statement so far",
     "impossible": "nothing can be run, for the reason given",
 }
 #: Statuses of a run that gave a number.

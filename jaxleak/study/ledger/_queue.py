@@ -145,7 +145,7 @@ class Queue:
                 left -= time.perf_counter() - begin
             # A number that is there is worth more than the estimate for further seeds.
             there = self.ledger.entries.get(measurement.key)
-            if entry.status in MEASURED or there is None or there.status not in MEASURED:
+            if entry.status in MEASURED or measurement.partial or there is None or there.status not in MEASURED:
                 self._keep(entry)
             yield entry
 

@@ -24,12 +24,13 @@ ORDER = math.sqrt(10)
 RULE = (
     "A cell of an attack is met if the mean over the seeds and their standard deviation together reach the printed "
     "number: the mean plus the deviation where more is better for the attacker (PSNR, accuracy of labels), the mean "
-    "minus the deviation where less is (errors, distances, iterations). Any other number (training losses, the "
-    "accuracy of the task, correlations, what leaks through a defense, and the attacks that a paper compares its own "
-    f"with or shows to fail) is met if its mean differs from the printed one by at most {TOLERANCE:.0%} of the latter "
-    f"and the deviation is at most {STEADY:.0%} of it, or if it keeps the bound that the paper gives. In the first "
-    f"rule a deviation counts up to {TOLERANCE:.0%} of the printed number. One seed has no deviation. A run without a "
-    "number, because it diverged or never reached a threshold, misses. "
+    "minus the deviation where less is (errors, distances, iterations). A deviation counts up to "
+    f"{TOLERANCE:.0%} of the printed number there. Any other number (training losses, the accuracy of the task, "
+    "correlations, what leaks through a defense, and the attacks that a paper compares its own with or shows to fail) "
+    f"is met if its mean differs from the printed one by at most {TOLERANCE:.0%} of the latter and the deviation is at "
+    f"most {STEADY:.0%} of it. Where the paper gives a bound, it has to be kept, and where it gives an order of "
+    f"magnitude, a factor of {ORDER:.1f}. One seed has no deviation. A run without a number, because it diverged or "
+    "never reached a threshold, misses. "
     "A number that is met lies beyond the printed one if it is better for the attacker by more than one deviation and "
     f"more than {TOLERANCE:.0%} of the printed number. Such an attack leaks more than the paper says, and does not "
     "repeat its number."
@@ -68,8 +69,8 @@ def judge(paper: float, values: list[float], how: Better, relation: str = "") ->
         paper: the printed number, in the unit of the cell.
         values: ours in the same unit, one per seed.
         how: see `Directions`.
-        relation: how the paper puts a number that is "equal": "below" and "at most" are bounds, an "order of magnitude"
-            has a factor of the root of ten, and any other is the number itself.
+        relation: how the paper puts a number that is "equal": "below", "at most", "above" and "at least" are bounds, an
+            "order of magnitude" has a factor of the root of ten, and any other is the number itself.
 
     Raises:
         ValueError: without values, or on an unknown `how`.
@@ -87,14 +88,15 @@ def judge(paper: float, values: list[float], how: Better, relation: str = "") ->
         met, text = mean - excused <= paper, f"{ours} against at most {paper:g}"
     elif relation.startswith(("below", "at most")):
         met, text = mean <= paper, f"{ours} against {relation} {paper:g}"
+    elif relation.startswith(("above", "at least")):
+        met, text = mean >= paper, f"{ours} against {relation} {paper:g}"
     elif relation == "order of magnitude":
         met, text = paper / ORDER < mean < ORDER * paper, f"{ours} against the order of magnitude of {paper:g}"
     else:
         allowed = TOLERANCE * abs(paper)
-        met, text = (
-            abs(mean - paper) <= allowed and spread <= STEADY * abs(paper),
-            f"{ours} against {paper:g} within {allowed:.2g}",
-        )
+        steady = spread <= STEADY * abs(paper)
+        met, text = abs(mean - paper) <= allowed and steady, f"{ours} against {paper:g} within {allowed:.2g}"
+        text += "" if steady else f"; the spread is more than {STEADY:.0%}"
     return ("met" if met else "missed"), text
 
 

@@ -48,7 +48,6 @@ _MODULE_OF = {
             "IMAGE_WIDTHS",
             "OPTIMIZERS",
             "PLAIN_RATES",
-            "PLAIN_RATES",
             "Records",
             "SplitProblem",
             "THREAT",

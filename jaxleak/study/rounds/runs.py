@@ -64,8 +64,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     """Run the exact engine: Steps I and II on all samples, Step III on the first `images` samples.
 
     Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
-    of the `images_asked` are left, and `answered` is the share of answers among all samples. Of these, `recovered` is
-    the share of all samples whose true inputs of the first dense layer are found, for every party. Against a defense
+    of the `images_asked` are left, `answered` is the share of answers among all samples, and
+    `recovered` that of samples whose true inputs of the first dense layer are found for every party. Against a defense
     everything is inverted: leaving samples out would flatter the attack.
 
     Args:
@@ -73,7 +73,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem: the attacked federation, of the setting's sizes.
 
     Returns:
-        `psnr` in dB, at most 200 per sample and NaN if no sample has an answer; `images`, `images_asked` and
+        `psnr` in dB, at most 200 per sample and NaN if no sample has an answer; `images`, `images_asked`,
         `answered` and `recovered`. Image data also have the PSNR by the submission's formula (`psnr_channel_peak`) and
         the first pictures (`PICTURE_KEY`).
 
