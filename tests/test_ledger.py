@@ -91,7 +91,8 @@ def test_prints_of_attacks_that_fail_are_not_met_by_attacks_that_succeed():
     ("relation", "value", "status"),
     [
         ("below", 5.4, "met"), ("at most", 10.0, "met"), ("below", 10.1, "missed"), ("about", 9.4, "missed"),
-        ("above", 10.1, "met"), ("at least", 9.9, "missed"), ("order of magnitude", 31.0, "met"), ("order of magnitude", 32.0, "missed"),
+        ("above", 10.1, "met"), ("at least", 9.9, "missed"),
+        ("order of magnitude", 31.0, "met"), ("order of magnitude", 32.0, "missed"),
         ("order of magnitude", 3.3, "met"), ("order of magnitude", 3.1, "missed"),
     ],
 )  # fmt: skip

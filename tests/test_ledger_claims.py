@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fake_study import CELL, OTHER, FakeStudy, measurement, run
+from fake_study import FakeStudy, measurement, run
 
 from experiments._ledger import vflrecon
 from experiments._ledger.cafe import CafeStudy
