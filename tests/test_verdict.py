@@ -364,6 +364,7 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     (warning,) = unexplained(far)
     assert "leave 3.2% of the update unexplained. After several local steps a certificate takes" in warning.evidence
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
+    assert "leave 3.2% of the update unexplained, and a certificate after several local steps takes" in told(far)
     _, (reason,) = decide([], Labels.none(10), near, [], [])
     assert reason.endswith("if the loss, the learning rate and the momentum are as stated.")
 

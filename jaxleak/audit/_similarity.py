@@ -27,3 +27,8 @@ def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         raise ValueError(f"images must be (N, H, W, C) of equal shapes, got {np.shape(first)} and {np.shape(second)}")
     difference = np.abs(np.asarray(first, np.float64) - np.asarray(second, np.float64))
     return np.asarray(1 - difference.max(axis=(1, 2, 3)))
+
+
+def closest(images: np.ndarray, image: np.ndarray) -> float:
+    """The similarity of an image (H, W, C) to the one of `images` (N, H, W, C) that it resembles most."""
+    return float(similarity(images, np.broadcast_to(image, images.shape)).max())

@@ -8,7 +8,7 @@ import numpy as np
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
-from jaxleak.audit._similarity import similarity
+from jaxleak.audit._similarity import closest
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
 from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.truth import scores
@@ -135,7 +135,7 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
     if best.solved and (off > _OFF).any():
         return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max())
     paired = [(place, s) for place, s in enumerate(each) if counted[place] and s <= limit]
-    wrong = [s for place, s in paired if similarity(images, np.stack([shown[place]] * len(images))).max() <= limit]
+    wrong = [s for place, s in paired if closest(images, shown[place]) <= limit]
     name = best.measure.partition(" ")[2]  # without its article
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
@@ -256,10 +256,12 @@ def told(answer: Answer) -> str:
         if answer.finished and (counted < answer.agreement_needed).any():
             agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
     if answer.remainder is not None and not answer.explained:
-        agreement += (
-            f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
-            f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes up for it"
-        )
+        agreement += f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
+        if answer.allowed is not None:
+            agreement += f"a certificate after several local steps takes at most {answer.allowed:.1%}"
+        else:
+            agreement += f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes"
+            agreement += " up for it"
     if answer.undetermined is not None and answer.undetermined.any():
         agreement += (
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
