@@ -99,12 +99,12 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         beyond = beyond_counts(ledger)
         by_paper.append([TITLES[ledger.paper], str(sum(own.values())), *_with_beyond(names, own, beyond.total())])
         tables = _paper.tables(PAPERS[ledger.paper])
+        printed = {e.cell for e in ledger.entries.values() if e.status in MEASURED and e.variant == "printed"}
+        whole = Counter(cell.partition("/")[0] for cell in printed)
         rows = []
         for table, counts in counted.items():
             link = f"[{where(ledger.paper, table)}]({ledger.paper}/{table}.md)"
-            printed = {e.cell for e in ledger.entries.values() if e.status in MEASURED and e.variant == "printed"}
-            whole = sum(cell.partition("/")[0] == table for cell in printed)
-            rows.append([link, tables[table]["title"], str(sum(counts.values())), str(whole or "")])
+            rows.append([link, tables[table]["title"], str(sum(counts.values())), str(whole[table] or "")])
             rows[-1] += ["" if text == "0" else text for text in _with_beyond(names, counts, beyond[table])]
         tables_of += [
             "",

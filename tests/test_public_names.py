@@ -132,7 +132,7 @@ NAMES = {
         finish_cells write_cells write_rows
     """,
     "jaxleak.study.cells": """
-        best_match Budget Cell curve_at iterations_to over_rounds Results run_cells score_named
+        best_match Budget Cell curve_at iterations_to joined over_rounds Results run_cells score_named
     """,
     "jaxleak.study.distributed": """
         Devices join_devices together

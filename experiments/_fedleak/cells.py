@@ -11,10 +11,10 @@ import numpy as np
 
 from experiments import _paper
 from experiments._fedleak import unprinted
-from experiments._fedleak.inversions import GENERATIVE, data_of, inversion, joined
+from experiments._fedleak.inversions import GENERATIVE, data_of, inversion
 from experiments._fedleak.jobs import Job, Sizes
 from jaxleak import _validate, metrics
-from jaxleak.study.cells import Cell, Results, score_named
+from jaxleak.study.cells import Cell, Results, joined, score_named
 from jaxleak.study.ledger import LACKING
 from jaxleak.study.updates import Case
 

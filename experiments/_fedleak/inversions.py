@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
+from jaxleak.study.cells import joined
 from jaxleak.study.updates import Case
 
 METHODS = {"iDLG": "idlg", "IG": "inverting_gradients", "GI": "gradinversion", "BayesAttack": "bayes"}
@@ -156,7 +157,3 @@ def _partition(cell: dict[str, Any]) -> tuple[str, str]:
 
 def _changed(ours: str, printed: str) -> str:
     return "" if ours == printed else f"{ours} for {printed}"
-
-
-def joined(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)

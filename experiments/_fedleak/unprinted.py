@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments import _paper
-from experiments._fedleak.inversions import data_of, inversion, joined
+from experiments._fedleak.inversions import data_of, inversion
 from experiments._fedleak.jobs import Job, Sizes
-from jaxleak.study.cells import Cell, score_named
+from jaxleak.study.cells import Cell, joined, score_named
 from jaxleak.study.updates import Case
 from jaxleak.study.updates.diagnostics import settled_after
 

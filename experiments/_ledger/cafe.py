@@ -10,7 +10,7 @@ from experiments._cafe.cells import psnr, setting_of
 from experiments._cafe.tables import DP, ICLR, NEURIPS, Options, cells
 from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
-from jaxleak.study.cells import Cell, score_named
+from jaxleak.study.cells import Cell, joined, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.rounds.jobs import CafeJobs
@@ -89,7 +89,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
     for cell in cells((table,), ours):
         if setting_of(cell).kind == "exact":
             unanswered = "those without an answer are left out of the mean" if ours is OURS else f"N {ours.num_samples}"
-            notes = _joined(f"exact engine; {ours.images} images inverted", unanswered)
+            notes = joined(f"exact engine; {ours.images} images inverted", unanswered)
             measured.append((cell, _measurement(cell, "ours", notes)))
     for cell, measurement in measured:
         yield from _by_both_formulas(measurement, table) if cell.read is psnr else (measurement,)
@@ -102,11 +102,7 @@ def _by_both_formulas(measurement: Measurement, table: str) -> Iterator[Measurem
     if table.startswith("iclr-"):
         plain, other, reading, note = by_channel, measurement, "peak-one", PEAK_ONE
     yield plain
-    yield replace(other, name=_joined(other.name, reading, by="-"), differs=_joined(other.differs, note))
-
-
-def _joined(*texts: str, by: str = "; ") -> str:
-    return by.join(filter(None, texts))
+    yield replace(other, name=joined(other.name, reading, by="-"), differs=joined(other.differs, note))
 
 
 def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | None = None) -> Measurement:
@@ -116,15 +112,14 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
     unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5"), POOL * faked
     if faked and variant == "printed":  # all sizes but the pool are printed
         variant, name = "reduced", f"{name}-{setting.num_samples}"
-    differs = _joined(differs, *unprinted, TABLE11 * (cell.id.partition("/")[0] == "table11"))
-    if TABLE11 in differs and variant != "ours":
-        variant, name = "stand-in", _joined(name, "reduced" * (variant == "reduced"), by="-")
-    if setting.dataset == "linnaeus5":
-        name = _joined(name, "stand-in" if variant == "ours" else "reduced" * (variant == "reduced"), by="-")
+    table11 = cell.id.startswith("table11/")
+    differs = joined(differs, *unprinted, TABLE11 * table11)
+    if table11 or setting.dataset == "linnaeus5":
+        name = joined(name, "stand-in" if variant == "ours" else "reduced" * (variant == "reduced"), by="-")
         if variant != "ours":
             variant = "stand-in"
-        if setting.kind == "exact":  # no hyper-parameter depends on the data set: one run serves both
-            setting = replace(setting, dataset="cifar10")
+    if setting.dataset == "linnaeus5" and setting.kind == "exact":
+        setting = replace(setting, dataset="cifar10")  # no hyper-parameter depends on the data set: one run serves both
     return Measurement(identifier, variant, differs, (setting,), cell.read, (SPECS[setting.dataset],), name)
 
 
@@ -133,11 +128,11 @@ def _as_printed(cell: Cell) -> Measurement:
     if setting.kind == "training" and setting.network == "cafe-small":
         setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
     if setting.kind != "exact":
-        note = _joined(note, UNPRINTED_ICLR if cell.id.startswith("iclr-") else UNPRINTED)
+        note = joined(note, UNPRINTED_ICLR if cell.id.startswith("iclr-") else UNPRINTED)
     if cell.id.startswith("table8-psnr/"):
-        note = _joined(note, "every iteration makes all three steps")
+        note = joined(note, "every iteration makes all three steps")
     if cell.id.startswith("iclr-") and not cell.id.startswith("iclr-table4/"):
-        note = _joined(note, ITERATIONS_OPEN)
+        note = joined(note, ITERATIONS_OPEN)
     return _measurement(cell, "printed", note, setting)
 
 
@@ -153,7 +148,7 @@ def _readings(cell: Cell) -> Iterator[Measurement]:
         fewer = replace(setting, iterations=AT_ONE_TENTH)
         note = f"{UNPRINTED_ICLR}; {_updates(fewer):g} epochs for {_updates(setting):g}"
         short = _measurement(cell, "reduced", note, fewer)
-        yield replace(short, name=_joined(short.name, "fewer-epochs", by="-"))
+        yield replace(short, name=joined(short.name, "fewer-epochs", by="-"))
 
 
 def _reduced(cell: Cell) -> Measurement | None:
@@ -192,8 +187,8 @@ def _whole_steps(cell: Cell, small: Measurement) -> Measurement | None:
         return None
     (setting,) = small.jobs
     whole = replace(setting, iterations=350 * setting.num_samples // setting.batch_size, steps_at=0)
-    name = _joined("whole-steps", small.name, by="-")
-    return replace(small, variant="ours", name=name, differs=_joined(small.differs, WHOLE_STEPS), jobs=(whole,))
+    name = joined("whole-steps", small.name, by="-")
+    return replace(small, variant="ours", name=name, differs=joined(small.differs, WHOLE_STEPS), jobs=(whole,))
 
 
 def _narrow(cell: Cell) -> Measurement | None:
@@ -217,7 +212,7 @@ def _narrow(cell: Cell) -> Measurement | None:
         notes[-1] += f" at rate {RATE:g}"
     measurement = _measurement(cell, "reduced", "; ".join(notes), small)
     jobs = (replace(small, dataset="cifar10") if small.dataset == "linnaeus5" else small,)
-    return replace(measurement, jobs=jobs, name="-".join(filter(None, (measurement.name, "narrow"))))
+    return replace(measurement, jobs=jobs, name=joined(measurement.name, "narrow", by="-"))
 
 
 def _too_large(measurement: Measurement) -> str:

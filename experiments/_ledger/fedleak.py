@@ -14,7 +14,7 @@ from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses
 from jaxleak.attacks import presets
 from jaxleak.study import RunFolder
-from jaxleak.study.cells import Cell
+from jaxleak.study.cells import Cell, joined
 from jaxleak.study.ledger import Measurement, Variant, printed_cells
 from jaxleak.study.runner import ByType, runner_in
 from jaxleak.study.sources import samples_in, unavailable
@@ -129,7 +129,7 @@ class FedLeakStudy:
         differs = "; ".join(notes)
         stand_ins = (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1], f"{TOO_FEW} for")
         if variant != "ours" and any(note in differs for note in stand_ins):
-            name = "-".join(filter(None, ("reduced" if variant == "reduced" else "", name)))
+            name = joined("reduced" * (variant == "reduced"), name, by="-")
             variant = "stand-in"
         yield Measurement(
             cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),

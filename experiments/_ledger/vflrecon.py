@@ -13,7 +13,7 @@ from experiments._vfl.cells import BATCH_SIZES, TABLES
 from experiments._vfl.cells_tables import FEATURE, LABEL, Scored, dataset_case
 from experiments._vfl.study import plan
 from jaxleak.attacks import party_records
-from jaxleak.study.cells import Results
+from jaxleak.study.cells import Results, joined
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.parties import PLAIN_RATES, Runs, SplitCase, SplitJob, SplitJobs
@@ -124,7 +124,7 @@ def _told(draft: _Draft) -> str:
         BALANCED * any(case.data == "criteo" for case in cases),
         *(f"{name} at a rate of {PLAIN_RATES[name]:g}, where 0.001 is printed" for name in sorted(others)),
     ]
-    return "; ".join(filter(None, notes))
+    return joined(*notes)
 
 
 def _slowdown(case: SplitCase) -> float:
@@ -163,17 +163,21 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str
     else:
         yield from _records(cell, replace(case, cipher="ckks"), metric, name, "; ".join(notes), ours=ours)
         said = "; ".join([*notes, ALGEBRA])
-        yield from _records(cell, replace(case, cipher="plain"), metric, _join(name, "algebra"), said, ours=ours)
+        yield from _records(
+            cell, replace(case, cipher="plain"), metric, joined(name, "algebra", by="-"), said, ours=ours
+        )
     if metric == f"{LABEL}_shared":
         clear = case if case.cipher == "none" else replace(case, cipher="plain")
         free = "; ".join([FEWER, "no shadow run: the directions of the cut gradients are clustered"])
-        yield _Draft(cell, "ours", free, (Scored(clear, f"{LABEL}_free"),), _first, _join(name, "initialisation-free"))
+        yield _Draft(
+            cell, "ours", free, (Scored(clear, f"{LABEL}_free"),), _first, joined(name, "initialisation-free", by="-")
+        )
 
 
 def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
     # Where validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
-        named = _join(name, "six-items" if ours else "")
+        named = joined(name, "six-items" if ours else "", by="-")
         yield from _six_items(cell, "ours" if ours else "reduced", (case,), metric, _first, notes, named)
         notes = f"{notes}; {THREE_ITEMS}"
     yield _Draft(cell, "ours", f"{notes}; {STARTS['shared'][1]}", (Scored(case, metric),), _first, name)
@@ -196,14 +200,10 @@ def _six_items(
                 continue
             read = metric.replace("_shared", f"_{start}")
             printed = (replace(case, fields=party_records.PAPER_FIELDS, scales=scales) for case in cases)
-            named = _join(name, known if variant != "ours" else "", suffix)
+            named = joined(name, known if variant != "ours" else "", suffix, by="-")
             scored = tuple(Scored(case, read) for case in printed)
             kind: Variant = "ours" if granted else variant
             yield _Draft(cell, kind, f"{notes}; {how}; {what}", scored, combine, named, start)
-
-
-def _join(*names: str) -> str:
-    return "-".join(filter(None, names))
 
 
 def _of_text() -> Iterator[_Draft]:

@@ -21,8 +21,9 @@ import optax
 from jaxleak import protocols
 from jaxleak._base import Batch, BatchNormMode, Loss, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._similarity import closest
 from jaxleak.audit._verdict.verdict import Verdict
-from jaxleak.metrics._images import RECOGNISED_ABOVE, ssim
+from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.objectives._losses import smoothed_cross_entropy
 
 __all__ = ["MISTAKES", "Claim", "Client", "FalseClaims", "false_claims"]
@@ -212,10 +213,7 @@ def false_claims(verdict: Verdict, batch: Batch) -> FalseClaims:
         The numbers of images and of labels that are claimed and are not the client's.
     """
     truth = np.asarray(batch.x)[:, 0]
-    images = 0
-    if verdict.best is not None and verdict.verdict == "leaks":
-        for found in verdict.best.x[verdict.best.shown]:
-            copies = np.broadcast_to(np.clip(found, 0, 1), truth.shape)
-            images += int(ssim(truth, copies).max() <= RECOGNISED_ABOVE)
+    certified = verdict.best.x[verdict.best.shown] if verdict.best is not None and verdict.verdict == "leaks" else ()
+    images = sum(closest(truth, np.clip(found, 0, 1)) <= RECOGNISED_ABOVE for found in certified)
     held = np.bincount(np.asarray(batch.y), minlength=len(verdict.labels))
     return FalseClaims(images, int(np.maximum(verdict.labels - held, 0).sum()))

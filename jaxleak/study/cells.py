@@ -18,6 +18,7 @@ __all__ = [
     "best_match",
     "curve_at",
     "iterations_to",
+    "joined",
     "over_rounds",
     "run_cells",
     "score_named",
@@ -99,8 +100,13 @@ def over_rounds(same: Sequence[Cell]) -> Cell:
         first,
         jobs=tuple(job for cell in same for job in cell.jobs),
         read=read,
-        note="; ".join(filter(None, (*notes, f"mean over {len(same)} rounds"))),
+        note=joined(*notes, f"mean over {len(same)} rounds"),
     )
+
+
+def joined(*parts: str, by: str = "; ") -> str:
+    """The parts that are not empty, in one text: notes, or by hyphens the parts of a name."""
+    return by.join(filter(None, parts))
 
 
 @dataclass

@@ -114,15 +114,16 @@ def _compared(
     if failed(findings):
         return findings
     model = share.model
-    x, y = np.asarray(images, np.float32), np.asarray(labels).astype(np.int32)
+    x, given = np.asarray(images, np.float32), np.asarray(labels)
+    y = given.astype(np.int32)
     if x.shape[1:] != tuple(model.image_shape) and x.shape[1:] == (*model.image_shape[2:], *model.image_shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
     if x.shape[1:] != tuple(model.image_shape) or y.shape != x.shape[:1]:
         raise ValueError(f"images must be (B, {model.image_shape}) and labels (B,), got {x.shape} and {y.shape}")
     if not np.isfinite(x).all():
         raise ValueError("images must be finite")
-    if (y != np.asarray(labels)).any():
-        raise ValueError(f"labels must be integers, got {np.asarray(labels)[y != np.asarray(labels)][0]:g}")
+    if (y != given).any():
+        raise ValueError(f"labels must be integers, got {given[y != given][0]:g}")
     _validate.labels_in_range(y, model.num_classes)
     batch = batch_of(x, y)
     sent = compiled(share)

@@ -241,7 +241,7 @@ def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
-        option = f"--batch-size {rank}" if steps * epochs == 1 else "--batch-size, --local-steps, or --local-epochs"
+        option = f"--batch-size {rank}" if steps == 1 else "--batch-size, --local-steps, or --local-epochs"
         return Finding(name, "suspicious", evidence, cause, option)
     most = highest_rank(head, samples * epochs)
     return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")

@@ -42,21 +42,16 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
     """
     if not tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
-    if best is not None and best.matched and not best.explained and best.allowed is not None:
-        evidence = (
-            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained. After several local "
-            f"steps a certificate takes at most {best.allowed:.1%}."
-        )
-        cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
-        option = "--learning-rate, --momentum, --local-steps, or --minutes"
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
     if best is not None and best.matched and not best.explained:
-        evidence = (
-            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained by the stated loss, and "
-            f"{best.fitted_remainder:.1%} by a loss that is fitted to it."
-        )
-        cause = f"{_ANOTHER}, or labels that the search took wrong"
-        option = f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --truth of a known batch"
+        evidence = f"Images near the best answer leave {best.remainder:.1%} of the update unexplained"
+        if best.allowed is not None:
+            evidence += f". After several local steps a certificate takes at most {best.allowed:.1%}."
+            cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
+            option = "--learning-rate, --momentum, --local-steps, or --minutes"
+        else:
+            evidence += f" by the stated loss, and {best.fitted_remainder:.1%} by a loss that is fitted to it."
+            cause = f"{_ANOTHER}, or labels that the search took wrong"
+            option = f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --truth of a known batch"
         return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
@@ -143,8 +138,7 @@ def beside_the_statement(best: Answer | None, answers: Sequence[Answer]) -> list
     """
     if best is not None and best.fitted and any(not answer.explained for answer in answers):
         evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."
-        cause = _ANOTHER
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, LOSS_OTHER)]
+        return [Finding(EXPLAINED, "suspicious", evidence, _ANOTHER, LOSS_OTHER)]
     if best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
     # Where no label can be read, the update as a whole was not compared.

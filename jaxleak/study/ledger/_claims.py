@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxleak.study.cells import Results
+from jaxleak.study.cells import Results, joined
 from jaxleak.study.ledger._measurement import Measurement
 
 Combine = Callable[[Sequence[float]], float]
@@ -40,7 +40,7 @@ def claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combi
 
 def _alone(member: Measurement, cell: str) -> Measurement:
     """What one number says of a statement about several."""
-    notes = "; ".join(filter(None, (f"of {member.cell} alone, which can refute the statement", member.differs)))
+    notes = joined(f"of {member.cell} alone, which can refute the statement", member.differs)
     name = "-".join(("alone", *member.cell.split("/")[1:]))
     return replace(member, cell=cell, variant="reduced", name=name, differs=notes, partial=True)
 

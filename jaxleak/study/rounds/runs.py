@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxleak import attacks, audit, models, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import aggregated
 from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
 from jaxleak.study.rounds._exact import observe_and_recover
-from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr, relative_errors
+from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr
 from jaxleak.study.rounds._settings import (
     CAP,
     FAKE,
@@ -100,8 +101,8 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     shown = recovery.answered[: setting.images] if defense is None else np.ones(setting.images, bool)
     wanted = np.flatnonzero(shown)
     answered = float(recovery.answered.mean())
-    errors = relative_errors(features, recovery.H, np.arange(setting.num_samples))
-    recovered = float((recovery.answered & (errors.max(axis=1) < _RECOVERED_BELOW)).mean())
+    found = _feature_errors(features, recovery.H).max(axis=1) < _RECOVERED_BELOW
+    recovered = float((recovery.answered & found).mean())
     counts = {"answered": answered, "recovered": recovered, "images": len(wanted), "images_asked": len(shown)}
     if not len(wanted):
         # In MNIST cut into sixteen tiles, for example, every image has a blank tile, through which no gradient passes.
@@ -163,8 +164,13 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     )
     if setting.steps == "stopped":
         values = best[0][1]
-    error = np.linalg.norm(values.H - features, axis=-1) / np.maximum(np.linalg.norm(features, axis=-1), 1e-12)
-    return NestedTables(values, history, float(np.median(error)))
+    return NestedTables(values, history, float(np.median(_feature_errors(features, values.H))))
+
+
+def _feature_errors(features: ArrayLike, found: ArrayLike) -> np.ndarray:
+    """(N, P) errors of inputs of the first dense layer (N, P, d1), relative to the true ones."""
+    true, error = np.asarray(features), np.asarray(found) - np.asarray(features)
+    return np.asarray(np.linalg.norm(error, axis=-1) / np.maximum(np.linalg.norm(true, axis=-1), 1e-12))
 
 
 def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, float]]:
