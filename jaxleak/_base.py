@@ -77,8 +77,8 @@ class Observation(NamedTuple):
         round: () int32, which round it is.
         params: the model's variables at the start of the round, a tree.
         payload: what the server receives, a tree in units of a gradient.
-        index: (B,) int32, whose samples are in the batch.
-        labels: (B,) int32.
+        index: (B,) int32, the positions of the batch's samples in the private set.
+        labels: (B,) int32, or soft labels (B, C) where the client has such.
         statistics: mean and variance of the batch in every normalisation layer, a tree.
         party: what a party of a vertical federation records.
         label_holder: what its label holder records beside the labels.

@@ -287,7 +287,12 @@ class TestLabels:
 
     def test_soft_ones_sum_to_one_under_a_cross_entropy_alone(self, model):
         batch, variables = self.batch([[1.0, 0, 0], [1.0, 1.0, 0]]), model.init(jax.random.key(5))
-        for loss in (objectives.cross_entropy, objectives.double_softmax_cross_entropy):
+        for loss in (
+            objectives.cross_entropy,
+            objectives.double_softmax_cross_entropy,
+            objectives.smoothed_cross_entropy,
+            objectives.focal_loss,
+        ):
             share = protocols.ClientShare(model, loss=loss)
             protocol = protocols.client(share, num_samples=2, batch_size=2)
             for refuses, given in ((share, (variables, batch)), (protocol.check, (batch,))):

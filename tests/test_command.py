@@ -87,6 +87,16 @@ def test_a_report_of_what_is_not_certified_says_so(tmp_path):
     assert "Evidence &lt;1&gt;." in text
 
 
+def test_a_report_shows_rows_of_tables_as_numbers_and_pictures_with_their_transparency(tmp_path):
+    labels = np.eye(3, dtype=int)[1]
+    for shape, image in (((1, 1, 3), False), ((2, 2, 4), True), ((2, 2, 2), False), ((2, 2, 1), True)):
+        x = np.linspace(0.25, 1, int(np.prod(shape))).reshape(1, *shape)
+        found = Answer("spear", x, np.ones(1, int), 0.0, 0.0, solved=True)
+        verdict = Verdict("leaks", (), (), (found,), found, labels, "", {"verdict": "leaks"}, truth=x)
+        text = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
+        assert (text.count("data:image/png"), text.count("0.25")) == ((2, 0) if image else (0, 2)), shape
+
+
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
     _, command = files
     assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1", "--fail-on-leak"]) == 3

@@ -11,7 +11,7 @@ import pytest
 import reference
 import scipy.optimize
 
-from jaxleak.defenses import chain, feature_dropout, guardian, outpost, quantize, soteria
+from jaxleak.defenses import chain, composed, feature_dropout, guardian, outpost, quantize, soteria
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
@@ -226,6 +226,8 @@ def test_representation_defenses_chain():
     assert not np.allclose(reference.flat(both), reference.flat(alone))
     with pytest.raises(ValueError, match=r"one place, got \['payload', 'representation'\]"):
         chain(soteria(0.5), quantize(8))
+    with pytest.raises(ValueError, match="per_example must be a defense at per_example_gradient, got one at payload"):
+        composed(quantize(8), soteria(0.5))
 
 
 @pytest.mark.parametrize(

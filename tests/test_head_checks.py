@@ -1,9 +1,12 @@
 """Checks of the last dense layer: its equations, and the labels that its gradient proves."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxleak import models, protocols
+from jaxleak.audit import check_update
 from jaxleak.audit._checks import equations, head, predicted
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import labels_of
@@ -33,6 +36,18 @@ class TestHead:
         found = equations.check_head(self.of_batch(labels), len(labels))
         assert [finding.status for finding in found] == ["passed"] * 5
         assert found[-1].name == ("one sample's equations" if len(labels) == 1 else "whole numbers of labels")
+
+    def test_a_head_without_a_gradient_has_no_equations(self):
+        model = models.mlp((4, 4, 1), 3, widths=(5,))
+        variables = model.init(jax.random.key(0))
+        gradient = jax.tree.map(jnp.ones_like, variables["params"])
+        assert head.head_of(model, gradient, variables).bias_gradient is not None
+        gradient["head"]["bias"] *= 0
+        assert head.head_of(model, gradient, variables).bias_gradient is None
+        gradient["head"]["kernel"] *= 0
+        assert head.head_of(model, gradient, variables) is None
+        (zero, *_) = (f for f in check_update(protocols.ClientShare(model), variables, gradient, batch_size=2))
+        assert "nan" not in str(zero)
 
     def test_without_a_bias_three_checks_are_left(self):
         without = self.of_batch([0, 1])._replace(bias_gradient=None, bias=None)

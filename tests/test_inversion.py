@@ -266,12 +266,12 @@ class TestBadInput:
 
     def test_priors(self):
         with pytest.raises(
-            ValueError, match="tv_kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'"
+            ValueError, match="kind must be one of anisotropic, isotropic, sum, truncated, relative, got 'huber'"
         ):
             client_updates.variation_prior("huber")
-        with pytest.raises(ValueError, match='tv_threshold is read by tv_kind="truncated" only'):
+        with pytest.raises(ValueError, match='threshold is read by kind="truncated" only'):
             client_updates.variation_prior(threshold=1.0)
-        with pytest.raises(ValueError, match="activation_reduction must be one of mean, sum"):
+        with pytest.raises(ValueError, match="reduction must be one of mean, sum"):
             client_updates.activation_prior("max")
 
     def test_what_row_spaces_do_not_have(self):
@@ -335,6 +335,14 @@ class TestBadInput:
             client_updates.smoothing(4.0, 2.0)
         with pytest.raises(ValueError, match="hold \\+ finish must be < 1"):
             client_updates.smoothing(hold=0.5, finish=0.5)
+
+    def test_parts_that_were_made_without_a_check(self, model, observed):
+        for change, message in (
+            ({"smoothing": client_updates.Smoothing(30.0, 1.0)}, "end must be in"),
+            ({"regularization": objectives.GradientRegularization(blend=7.0)}, "blend must be in"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                attacks.inversion(model, observed[0], settings()._replace(**change), batch_size=2)
 
     def test_payload_of_another_model(self, model):
         variables = model.init(jax.random.key(0))
@@ -405,6 +413,8 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
     np.testing.assert_array_equal(np.sort(dealt), np.sort(again))
     assert (dealt != np.sort(dealt)).any()
     assert (dealt != again).any()  # another restart, another order
+    state = attack.init(jax.random.key(2, impl="rbg"), template)
+    np.testing.assert_array_equal(np.sort(answer(state, seen).y), np.sort(dealt))
 
 
 def test_a_group_answers_with_the_candidate_that_matches_best():

@@ -1,5 +1,7 @@
 """Mistakes that are made on purpose: each changes what it says, by as much as it says, and nothing else."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +137,29 @@ def test_the_heads_rows_count_channels_first(client):
         np.testing.assert_array_equal(leaf[channel * 4 + row * 2 + column], right[(row * 2 + column) * 6 + channel])
     small = _client(models.convnet((4, 4, 3), 10, channels=(5, 6), strides=(2, 2)))
     assert mistakes.MISTAKES["head in channels-first order"](small) is None  # a single position has one order
+
+
+def test_mistakes_of_a_network_with_names_of_its_own_are_made_in_its_own_layout(client):
+    """A head of PyTorch's, whose parameters are a flat dictionary and whose kernel is transposed."""
+    own = _client(models.convnet((8, 8, 3), 10, channels=(5, 6), strides=(2, 2)))
+
+    class Transposed:
+        head, head_names = "fc", ("fc.weight",)
+        has_running_statistics = False
+
+        def matrix(self, name, leaf):
+            assert name == "fc.weight"
+            return leaf.T
+
+    right = np.asarray(own.payload["head"]["kernel"])
+    conv = np.zeros((6, 5, 3, 3), np.float32)
+    flat = own._replace(share=SimpleNamespace(model=Transposed()), payload={"conv": conv, "fc.weight": right.T})
+    leaf = mistakes.MISTAKES["head in channels-first order"](flat)["payload"]["fc.weight"]
+    usual = mistakes.MISTAKES["head in channels-first order"](own)["payload"]["head"]["kernel"]
+    np.testing.assert_array_equal(np.asarray(leaf).T, usual)
+    assert np.isnan(mistakes.MISTAKES["not finite"](flat)["payload"]["conv"][0, 0, 0, 0])
+    flat.share.model.head = ""
+    assert mistakes.MISTAKES["head in channels-first order"](flat) is None
 
 
 def test_one_leaf_is_missing_and_every_leaf_holds_one_value_that_is_not_finite(client):

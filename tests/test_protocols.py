@@ -9,7 +9,7 @@ from jaxleak import models, protocols
 from jaxleak._base import Batch
 from jaxleak.defenses import clipped_gaussian, marvell
 from jaxleak.objectives import cross_entropy
-from jaxleak.protocols._sampling import draw_batch, draw_worker_batches
+from jaxleak.protocols._sampling import defense_key, draw_batch, draw_worker_batches
 
 N, K = 6, 2
 
@@ -94,6 +94,20 @@ def test_uniform_batches_are_uniform_and_differ_between_rounds():
     assert min(counts.values()) > 16
     assert max(counts.values()) < 64
     assert any(set(a) & set(b) for a, b in zip(draws.tolist(), draws.tolist()[1:], strict=False))
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "uniform"])
+def test_what_a_defense_draws_says_nothing_of_who_was_chosen(sampling):
+    """A shuffle sorts by bits of a child of its key; a defense that draws with that child sees who is in the batch."""
+    chosen, low = [], []
+    for seed in range(60):
+        key = jax.random.key(seed)
+        index = draw_batch(key, jnp.int32(0), num_samples=64, batch_size=4, sampling=sampling)
+        bits = jax.random.uniform(defense_key(key, jnp.int32(0)), (64,))
+        chosen.append(float(bits[index].mean()))
+        low.append(float(bits.mean()))
+    assert abs(np.mean(chosen) - np.mean(low)) < 0.1  # with the shuffle's own bits it would be 0.45
+    assert not np.array_equal(*(jax.random.key_data(defense_key(key, r)) for r in (0, 1)))
 
 
 def test_workers_draw_from_their_own_blocks():

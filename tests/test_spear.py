@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxleak import Batch, Observation, attacks, audit, models, protocols
+from jaxleak import Batch, Observation, attacks, audit, models, objectives, protocols
 from jaxleak.attacks._inversion import affine
 from jaxleak.attacks._inversion import spear as solver
 from jaxleak.audit._verdict.several_samples import _unsolved
@@ -156,6 +156,27 @@ def test_clients_of_several_steps_are_refused(client):
         share = protocols.ClientShare(model, learning_rate=0.1, **options)
         with pytest.raises(ValueError, match="one step, and be a single one"):
             attacks.spear(model, share, batch_size=4)
+
+
+def test_a_share_of_ones_own_that_states_no_epochs_is_refused_for_its_local_steps(client):
+    class Own:
+        batch_norm, local_steps, clients = "train", 4, 1
+
+    with pytest.raises(ValueError, match="one step, and be a single one"):
+        attacks.spear(client[0], Own(), batch_size=4)
+
+
+def test_a_client_whose_loss_is_a_sum_is_solved_as_one_whose_loss_is_a_mean(client):
+    model, variables, batch, _, gradient = client
+
+    def summed(logits, y):
+        return len(logits) * objectives.cross_entropy(logits, y)
+
+    share = protocols.ClientShare(model, loss=summed)
+    sent = jax.tree.map(lambda g: len(batch.y) * g, gradient)
+    answer, _, _ = _answer((model, variables, batch, share, sent), draws=512)
+    assert answer.answered.all()
+    np.testing.assert_array_equal(answer.y, np.asarray(batch.y)[_places(answer.x, batch.x)])
 
 
 def test_a_dense_layer_that_reads_no_affine_map_of_the_sample_is_refused():

@@ -42,6 +42,10 @@ _NUMBERS = {
 }
 
 
+#: How many numbers of a row, or of an image that cannot be drawn, a report shows.
+_NUMBERS_SHOWN = 64
+
+
 def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any]) -> Path:
     """Write the report of a verdict; nothing in it is loaded from elsewhere.
 
@@ -66,8 +70,8 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
         for i, image in enumerate(best.x):
             pictures.append(
                 {
-                    "found": _picture(image),
-                    "truth": None if verdict.truth is None else _picture(verdict.truth[i]),
+                    "found": _shown(image),
+                    "truth": None if verdict.truth is None else _shown(verdict.truth[i]),
                     "label": int(best.y[i]),
                     "shown": bool(best.shown[i]),
                     "agreement": None if best.counted_agreement is None else float(best.counted_agreement[i]),
@@ -97,11 +101,23 @@ def _with_options(text: str) -> Any:
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
+def _shown(image: np.ndarray) -> dict[str, Any]:
+    """What stands for an image (H, W, channels): the address of a `picture`, or its `numbers` if it cannot be drawn.
+
+    A row of a table is an image of one pixel, whose channels are its columns.
+    """
+    if image.shape[2] not in (1, 3, 4) or image.shape[:2] == (1, 1):
+        columns = image.reshape(-1)
+        left_out = f", and {len(columns) - _NUMBERS_SHOWN} more" if len(columns) > _NUMBERS_SHOWN else ""
+        return {"picture": "", "numbers": ", ".join(f"{value:.3g}" for value in columns[:_NUMBERS_SHOWN]) + left_out}
+    return {"picture": _picture(image), "numbers": ""}
+
+
 def _picture(image: np.ndarray) -> str:
-    """An image (H, W, 1 or 3) in [0, 1] as the address of an inline PNG."""
+    """An image (H, W, 1, 3 or 4) in [0, 1] as the address of an inline PNG."""
     from PIL import Image  # heavy, and only a report needs it
 
     pixels = np.round(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
     contents = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] != 3 else pixels).save(contents, "PNG")
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(contents, "PNG")
     return "data:image/png;base64," + base64.b64encode(contents.getvalue()).decode()

@@ -9,6 +9,7 @@
 """
 
 import functools
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -86,14 +87,20 @@ def _swapped(client: Client) -> Claim | None:
 
 def _rows_permuted(client: Client) -> Claim | None:
     """The head's rows in PyTorch's order of channels and positions."""
-    leaf, head = client.payload[client.share.model.head]["kernel"], client.share.model.head
-    channels = next((g.shape[-1] for g in reversed(list(named_leaves(client.payload).values())) if g.ndim == 4), 0)
-    side = round((len(leaf) / channels) ** 0.5) if channels else 0
-    if side < 2:
+    model, leaves = client.share.model, named_leaves(client.payload)
+    if not model.head:
         return None
-    return _with_leaf(
-        client, f"{head}/kernel", leaf.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(leaf.shape)
-    )
+    name, leaf = model.head_names[0], leaves[model.head_names[0]]
+    rows = model.matrix(name, leaf)
+    kernel = next((g for g in reversed(leaves.values()) if g.ndim == 4), None)
+    for channels in () if kernel is None else (kernel.shape[-1], kernel.shape[0]):  # as JAX and as PyTorch have it
+        side = math.isqrt(len(rows) // channels)
+        if side > 1 and side * side * channels == len(rows):
+            moved = rows.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(rows.shape)
+            # The matrix is a rearrangement of the leaf, whose inverse is its transpose.
+            (found,) = jax.linear_transpose(lambda leaf: model.matrix(name, leaf), leaf)(moved)
+            return _with_leaf(client, name, found)
+    return None
 
 
 def _other_weights(client: Client) -> Claim:
@@ -121,7 +128,7 @@ def _missing(client: Client) -> Claim:
 
 
 def _not_finite(client: Client) -> Claim:
-    return _claim(client, payload=jax.tree.map(lambda g: g.at[(0,) * g.ndim].set(jnp.nan), client.payload))
+    return _claim(client, payload=jax.tree.map(lambda g: jnp.asarray(g).at[(0,) * g.ndim].set(jnp.nan), client.payload))
 
 
 def _noise(client: Client) -> Claim:

@@ -2,7 +2,6 @@
 
 import jax
 
-from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses._representation import needs_batch, needs_labels
@@ -29,8 +28,13 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         ValueError: if the members act elsewhere; when applied without those keywords, or to a model whose batch
             normalisation mixes examples.
     """
-    _validate.one_of(("per_example_gradient",), first_place=per_example.place)
-    _validate.one_of(("representation",), second_place=representation.place)
+    members = {
+        "per_example": ("per_example_gradient", per_example),
+        "representation": ("representation", representation),
+    }
+    for name, (place, member) in members.items():
+        if member.place != place:
+            raise ValueError(f"{name} must be a defense at {place}, got one at {member.place}")
 
     def update(
         key: jax.Array,

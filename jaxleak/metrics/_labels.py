@@ -53,10 +53,10 @@ def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels.
-        estimate: (N,) integer labels, in any order.
+        estimate: (N,) integer labels, in any order; -1, which stands for no answer, finds none.
 
     Raises:
-        ValueError: as `label_accuracy`.
+        ValueError: on labels of different shapes, or none.
     """
     truth, estimate = _label_pair(truth, estimate)
     values, both = np.unique(np.concatenate([truth, estimate]), return_inverse=True)

@@ -28,6 +28,16 @@ class GradientRegularization(NamedTuple):
     exact: bool = False  # Hessian-vector product instead of the finite difference
     reselect: bool = False  # the probe chooses matched elements anew instead of keeping the first choice
 
+    def check(self) -> None:
+        """Raise `ValueError` naming a field that is out of its range."""
+        _validate.in_range(0, 1, blend=self.blend)
+        _validate.positive(length=self.length)
+        _validate.one_of(("ascent", "descent", "step"), probe=self.probe)
+        if self.exact and self.probe == "step":
+            raise ValueError(
+                'exact needs a probe along the gradient, so probe must be "ascent" or "descent", got "step"'
+            )
+
 
 def gradient_regularization(
     blend: float = 0.7,
@@ -53,12 +63,9 @@ def gradient_regularization(
     Raises:
         ValueError: on arguments out of range.
     """
-    _validate.in_range(0, 1, blend=blend)
-    _validate.positive(length=length)
-    _validate.one_of(("ascent", "descent", "step"), probe=probe)
-    if exact and probe == "step":
-        raise ValueError('exact needs a probe along the gradient, so probe must be "ascent" or "descent", got "step"')
-    return GradientRegularization(blend, length, probe, exact, reselect)
+    made = GradientRegularization(blend, length, probe, exact, reselect)
+    made.check()
+    return made
 
 
 def regularized_gradient(

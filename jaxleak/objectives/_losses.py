@@ -48,8 +48,8 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def takes_distributions(loss: Loss) -> bool:
-    """Whether the soft labels of a loss are known to sum to one; of a loss from elsewhere that is not known."""
-    return loss in (cross_entropy, double_softmax_cross_entropy)
+    """Whether the soft labels of a loss must sum to one; of a loss from elsewhere that is not known."""
+    return loss in (cross_entropy, double_softmax_cross_entropy, smoothed_cross_entropy, focal_loss)
 
 
 def smoothed_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from jaxleak.objectives import cross_entropy
 from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
-from jaxleak.protocols._sampling import draw_batch
+from jaxleak.protocols._sampling import defense_key, draw_batch
 from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
 
 
@@ -296,9 +296,9 @@ def client(
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=per_round, sampling="epoch")
         drawn = Batch(private.x[index], private.y[index], index)
         batch = jax.tree.map(lambda leaf: leaf[:own_size], drawn)
-        round_key = jax.random.fold_in(key, state.round)
-        noise_key = jax.random.fold_in(round_key, 1)
-        orders = draw_orders(share, jax.random.fold_in(round_key, 2), own_size // share.clients) if reshuffle else None
+        noise_key = defense_key(key, state.round)
+        order_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 2)
+        orders = draw_orders(share, order_key, own_size // share.clients) if reshuffle else None
         if secure_aggregation is None:
             payload = share(state.params, batch, orders=orders)
         else:

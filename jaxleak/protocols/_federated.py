@@ -14,7 +14,7 @@ from jaxleak.objectives import cross_entropy
 from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import check_defense, defended, memory
 from jaxleak.protocols._objective import objective
-from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch, draw_worker_batches
+from jaxleak.protocols._sampling import SAMPLINGS, Sampling, defense_key, draw_batch, draw_worker_batches
 
 
 def vertical(
@@ -139,7 +139,7 @@ def _protocol(
         check(private)
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
-        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        noise_key = defense_key(key, state.round)
         payload, kept = defended(defense, "payload", noise_key, share(state.params, batch), state.defense)
         statistics = model.statistics(state.params, batch.x) if with_statistics else None
         transcript = Transcript(state.round, state.params, payload, index, statistics, batch)

@@ -7,6 +7,19 @@ import jax.numpy as jnp
 
 Sampling = Literal["epoch", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "uniform")
+#: Tag of the keys that defenses draw with. `draw_batch` folds the round into the run's key, and shuffles with children
+#: of that key; a child of the same key would be the shuffle's own, and noise would depend on who is in the batch.
+_DEFENSE = int.from_bytes(b"nois")
+
+
+def defense_key(key: jax.Array, round_: jax.Array) -> jax.Array:
+    """The key with which defenses and masks draw in a round: unrelated to those that choose the round's samples.
+
+    Args:
+        key: key of the whole run.
+        round_: () int32, number of the round.
+    """
+    return jax.random.fold_in(jax.random.fold_in(key, _DEFENSE), round_)
 
 
 def draw_batch(key: jax.Array, step: jax.Array, *, num_samples: int, batch_size: int, sampling: Sampling) -> jax.Array:

@@ -21,7 +21,7 @@ from jaxleak.objectives import cross_entropy
 from jaxleak.objectives._losses import takes_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
 from jaxleak.protocols._objective import objective
-from jaxleak.protocols._sampling import SAMPLINGS, Sampling, draw_batch
+from jaxleak.protocols._sampling import SAMPLINGS, Sampling, defense_key, draw_batch
 
 #: (key, params["top"]["first"], (b_0, ..., b_P-1)) -> z: a differentiable stand-in for `model.first`.
 InteractiveLayer = Callable[[jax.Array, PyTree, tuple[jax.Array, ...]], jax.Array]
@@ -113,7 +113,7 @@ def split_training(
         _check(model, num_samples, loss, private)
         index = draw_batch(key, state.round, num_samples=num_samples, batch_size=batch_size, sampling=sampling)
         batch = Batch(private.x[index], private.y[index], index)
-        noise_key = jax.random.fold_in(jax.random.fold_in(key, state.round), 1)
+        noise_key = defense_key(key, state.round)
         params, slices = state.params, model.slices(batch.x)
         pulls, embeddings = [], []
         for own, x in zip(params["bottom"], slices, strict=True):

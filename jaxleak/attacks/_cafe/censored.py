@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy  # scipy's subpackages load when they are first used
 
-from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
 from jaxleak.attacks._cafe.exact import (
     CafeExactPlan,
@@ -116,7 +115,8 @@ def cafe_censored(
         ValueError: if the plan is for several workers; when an observation is first seen, if the threat withholds what
             is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing.
     """
-    _validate.in_range(1, 1, workers=plan.workers)
+    if plan.workers != 1:
+        raise ValueError(f"cafe_censored attacks rounds of one worker, got a plan for {plan.workers} workers")
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
     reads = Reads("cafe_censored", leaves=("first/bias",), index=True)

@@ -103,7 +103,8 @@ def cafe_ordinal(
             threat withholds what is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the
             plan are missing.
     """
-    _validate.in_range(1, 1, workers=plan.workers)
+    if plan.workers != 1:
+        raise ValueError(f"cafe_ordinal attacks rounds of one worker, got a plan for {plan.workers} workers")
     _validate.one_of(KEPT, reading=reading)
     _validate.positive(variance=variance, kernel_scale=kernel_scale)
     _validate.count(sweeps=sweeps)

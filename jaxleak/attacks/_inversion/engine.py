@@ -109,7 +109,9 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
         share: what the client ran, such as a `protocols.ClientShare`, or the server's estimate of it; behind a defense
             that the attacker knows, what `adaptive.informed` makes of it.
         settings: see `jaxleak.attacks.presets`.
-        batch_size: B >= 1, the number of samples behind the payload, which is public.
+        batch_size: B >= 1, the number of all samples behind the payload, which is public. Of a client of several local
+            steps, or of several clients, it is the samples of all of them: `share.clients * share.local_steps` times
+            what `protocols.client` and `audit.check_update` call the batch size.
 
     Returns:
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds x (B, 1, H,
@@ -215,9 +217,16 @@ def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:
         best_loss=jnp.float32(jnp.inf),
         best_sharpness=sharpness,
         failed_at=jnp.full((), -1, jnp.int32),
-        label_key=jax.random.key_data(label_key),
+        label_key=_data_of(label_key),
         search=parts.search.init(variables["x"]),
     )
+
+
+def _data_of(key: jax.Array) -> jax.Array:
+    """The key's data under JAX's default generator: the state, of which checkpoints keep arrays, names no other one."""
+    if jax.random.key_impl(key) != jax.random.key_impl(jax.random.key(0)):
+        key = jax.random.key(jax.random.bits(key, dtype=jnp.uint32))
+    return jax.random.key_data(key)
 
 
 def _step(

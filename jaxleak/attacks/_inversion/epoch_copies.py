@@ -17,7 +17,7 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Sh
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.engine import InversionState, inversion
 from jaxleak.attacks._inversion.labels import label_source
-from jaxleak.attacks._inversion.settings import Settings
+from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import Classifier
@@ -70,6 +70,7 @@ def epoch_copies(
     """
     _validate.count(batch_size=batch_size)
     _validate.non_negative(weight=weight)
+    check_settings(settings)  # the engine below sees labels that are given or joint, and never the caller's
     epochs = getattr(share, "local_epochs", 1)
     if not isinstance(share, SeveralEpochs) or epochs == 1 or share.local_steps == 1:
         raise ValueError(

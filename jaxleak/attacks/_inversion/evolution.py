@@ -16,6 +16,7 @@ from jaxleak._base import PyTree
 #: Above so many numbers the covariance matrix is kept diagonal: its eigendecomposition costs the cube of them in every
 #: generation, and to learn it takes about their square in evaluations.
 DIAGONAL_ABOVE = 512
+_LARGEST_POPULATION = 10**6
 
 
 class EvolutionStrategy(optax.GradientTransformationExtraArgs):
@@ -36,7 +37,8 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
     last. Beyond `DIAGONAL_ABOVE` numbers the covariance is diagonal (sep-CMA-ES, Ros & Hansen 2008).
 
     Args:
-        population: members per generation, > 1; None takes 4 + floor(3 ln n) for n numbers (Hansen 2016, equation 48).
+        population: members per generation, in [2, 1e6]; None takes 4 + floor(3 ln n) for n numbers (Hansen 2016,
+            equation 48).
         sigma: initial step size in units of the variables, > 0.
 
     Returns:
@@ -47,8 +49,8 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
         ImportError: without evosax; the message names the extra.
     """
     _validate.positive(sigma=sigma)
-    if population is not None and population < 2:
-        raise ValueError(f"population must be > 1, got {population}")
+    if population is not None:
+        _validate.count_in_range(2, _LARGEST_POPULATION, population=population)
     evosax()
 
     def init(variables: PyTree) -> Any:

@@ -138,10 +138,10 @@ def variation_prior(kind: Variation = "anisotropic", *, threshold: float = 0.0) 
     Raises:
         ValueError: on an unknown kind, or a threshold that the kind does not read.
     """
-    _validate.one_of(VARIATIONS, tv_kind=kind)
-    _validate.non_negative(tv_threshold=threshold)
+    _validate.one_of(VARIATIONS, kind=kind)
+    _validate.non_negative(threshold=threshold)
     if threshold and kind != "truncated":
-        raise ValueError(f'tv_threshold is read by tv_kind="truncated" only, got {kind!r}')
+        raise ValueError(f'threshold is read by kind="truncated" only, got {kind!r}')
     measures: dict[str, Callable[[jax.Array], jax.Array]] = {
         "anisotropic": mean_total_variation,
         "isotropic": lambda x: mean_total_variation(x, "isotropic"),
@@ -171,7 +171,7 @@ def activation_prior(reduction: Literal["mean", "sum"] = "mean") -> Prior:
     Raises:
         ValueError: on an unknown reduction.
     """
-    _validate.one_of(("mean", "sum"), activation_reduction=reduction)
+    _validate.one_of(("mean", "sum"), reduction=reduction)
     return Prior("activation", lambda evidence: activation_penalty(evidence.outputs.activations, reduction), reduction)
 
 

@@ -114,7 +114,7 @@ class Settings(NamedTuple):
 
 
 def check_settings(s: Settings) -> None:
-    """Refuse what no attack could mean. The parts refuse by themselves what is out of their range.
+    """Refuse what no attack could mean.
 
     Raises:
         ValueError: naming the field and its range.
@@ -140,6 +140,9 @@ def check_settings(s: Settings) -> None:
         raise ValueError(
             f"smoothing must be None, 'auto' or from attacks.client_updates.smoothing, got {s.smoothing!r}"
         )
+    if isinstance(s.smoothing, Smoothing):
+        s.smoothing.check()
+    s.regularization.check()
     if s.consistency and s.group == 1:
         raise ValueError("consistency couples a group of candidates, so group must be > 1, got 1")
     if s.gradient_free and s.regularization.blend:

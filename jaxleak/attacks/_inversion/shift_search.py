@@ -99,7 +99,7 @@ class Trying(NamedTuple):
 
     home: jax.Array  # (B, H, W, C) the candidate when it began
     best: jax.Array  # (B, H, W, C)
-    loss: jax.Array  # () the objective of `best`
+    loss: jax.Array  # () the lowest objective so far, of the point whose move ended at `best`
 
 
 #: What an iteration does to the search for a shift, before and after its step.

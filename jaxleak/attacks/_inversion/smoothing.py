@@ -31,6 +31,16 @@ class Smoothing(NamedTuple):
     # None follows the clock. Otherwise beta rises only while the data distance is below this.
     progress_below: float | None = None
 
+    def check(self) -> None:
+        """Raise `ValueError` naming a field that is out of its range."""
+        _validate.positive(start=self.start, end=self.end)
+        _validate.in_range(self.start, float("inf"), end=self.end)
+        _validate.in_range(0, 1, hold=self.hold, finish=self.finish)
+        if self.hold + self.finish >= 1:
+            raise ValueError(f"hold + finish must be < 1, got {self.hold} + {self.finish}")
+        if self.progress_below is not None:
+            _validate.positive(progress_below=self.progress_below)
+
 
 def smoothing(
     start: float = 1.0,
@@ -54,14 +64,9 @@ def smoothing(
     Raises:
         ValueError: on values out of range.
     """
-    _validate.positive(start=start, end=end)
-    _validate.in_range(start, float("inf"), end=end)
-    _validate.in_range(0, 1, hold=hold, finish=finish)
-    if hold + finish >= 1:
-        raise ValueError(f"hold + finish must be < 1, got {hold} + {finish}")
-    if progress_below is not None:
-        _validate.positive(progress_below=progress_below)
-    return Smoothing(start, end, hold, finish, progress_below)
+    made = Smoothing(start, end, hold, finish, progress_below)
+    made.check()
+    return made
 
 
 def recommended_smoothing(*, batch_norm: bool, batch_size: int) -> Smoothing | None:

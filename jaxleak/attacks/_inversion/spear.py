@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import _validate
-from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share
+from jaxleak._base import Attack, Batch, BatchNormMode, Observation, PyTree, Reconstruction, Share, total_steps
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.affine import LARGEST, by_pixel, images_of
 from jaxleak.attacks._inversion.orthogonal_columns import (
@@ -104,7 +104,7 @@ def spear(
             threat withholds a leaf that is read.
     """
     _validate.count_in_range(2, LARGEST_BATCH, batch_size=batch_size)
-    if getattr(share, "total_steps", 1) > 1 or getattr(share, "clients", 1) > 1:
+    if total_steps(share) * share.clients > 1:
         raise ValueError("spear needs the gradient of one batch: the client must take one step, and be a single one")
     if model.mixes_images(share.batch_norm):
         raise ValueError("spear needs every image's own ReLUs, and batch normalisation mixes the images of a batch")
@@ -319,6 +319,11 @@ def _polished(
     return solution(factors, _off_of(model, variables, layer, factors, h))
 
 
+def _unit(d: jax.Array) -> jax.Array:
+    """Vectors (..., m) at the length 1; one of zeros stays as it is."""
+    return d / jnp.maximum(jnp.linalg.norm(d, axis=-1, keepdims=True), jnp.finfo(d.dtype).tiny)
+
+
 def _inputs(model: Classifier, variables: PyTree, x: jax.Array, *, layer: str, mode: BatchNormMode) -> jax.Array:
     return model.rows(variables, x[None], mode=mode)[layer][0]
 
@@ -329,16 +334,19 @@ def _outputs(model: Classifier, layer: str) -> int:
 
 
 def _labels(model: Classifier, share: Share, variables: PyTree, layer: str, x: jax.Array, d: jax.Array) -> jax.Array:
-    """The labels (B,) whose gradients at the layer's outputs are the nearest to those of the update, (B, m)."""
+    """The labels (B,) whose gradients at the layer's outputs have the directions nearest to the update's, d (B, m).
+
+    The lengths depend on whether the client's loss is a mean over the batch or a sum.
+    """
     bias = model.bias_of(layer)
-    of_one = len(d) * d  # the update is the mean over the batch
+    directions = _unit(d)
 
     def misfits(label: jax.Array) -> jax.Array:
         def one(x: jax.Array, d: jax.Array) -> jax.Array:
             own = share(variables, Batch(x[None, None], label[None], jnp.zeros(1, jnp.int32)))
-            return jnp.linalg.norm(named_leaves(own)[bias].reshape(-1) - d)
+            return jnp.linalg.norm(_unit(named_leaves(own)[bias].reshape(-1)) - d)
 
-        return jax.vmap(one)(x, of_one)
+        return jax.vmap(one)(x, directions)
 
     found: Any = jax.lax.map(misfits, jnp.arange(model.num_classes))
     return jnp.argmin(found, axis=0).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The three verdicts, and what decides between them."""
+"""The four verdicts, and what decides between them."""
 
 from typing import Any, Literal, NamedTuple
 
