@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, Observation, attacks, models, objectives, protocols
+from jaxleak import Batch, Observation, attacks, audit, models, objectives, protocols
 from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.any_loss import AnyLossShare, output_gradients, seen_by_any_loss, why_not_any_loss
 
@@ -37,6 +37,22 @@ def network(request):
     else:
         model = models.convnet((4, 4, 1), CLASSES, channels=(4,), strides=(1,), batch_norm=True)
     return model, model.init(jax.random.key(0)), _unexplained(model)
+
+
+def test_the_search_never_calls_the_clients_loss():
+    """Nor where the answer's brightness is asked for, behind batch normalisation."""
+    model = models.convnet((4, 4, 1), CLASSES, channels=(4,), strides=(1,), batch_norm=True)
+
+    def unknown(logits, y):
+        raise AssertionError("an attacker without the loss called it")
+
+    variables = model.init(jax.random.key(0))
+    batch = Batch(jnp.asarray(_uniform(SIZE, 1, 4, 4, 1)), jnp.zeros(SIZE, jnp.int32), jnp.arange(SIZE))
+    payload = protocols.ClientShare(model)(variables, batch)
+    attack = attacks.inversion(model, protocols.ClientShare(model, loss=unknown), presets.any_loss(2), batch_size=SIZE)
+    seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=payload)
+    state = attack.init(jax.random.key(1), audit.template_of(batch))
+    assert np.isfinite(attack.reconstruct(state, seen).x).all()
 
 
 @pytest.mark.parametrize("loss", [*objectives.LOSSES.values(), _findings])

@@ -139,7 +139,11 @@ class AnyLoss(NamedTuple):
         ) -> Compared:
             return gradients.compare(seen_by_any_loss(setup.model, observation), x, y, mask, sharpness)
 
-        return DataTerm(compare, gradients.matched_below)
+        def simulate(observation: Observation, x: jax.Array, sharpness: Sharpness) -> PyTree:
+            batch = Batch(x[:, None], jnp.zeros(len(x), jnp.int32), jnp.arange(len(x)))  # whose labels are not read
+            return share(seen_by_any_loss(setup.model, observation).params, batch, sharpness=sharpness)
+
+        return DataTerm(compare, gradients.matched_below, simulate)
 
 
 def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:

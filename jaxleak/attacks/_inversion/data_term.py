@@ -29,10 +29,13 @@ class DataTerm(NamedTuple):
 
     compare: `(observation, x (B, H, W, channels), y (B, C) soft labels, mask or None, sharpness) -> Compared`.
     matched_below: the misfit below which the update counts as matched.
+    simulate: `(observation, x, sharpness) -> payload` of a comparison that does not know the client's loss; None where
+        the client's own share simulates.
     """
 
     compare: Callable[[Observation, jax.Array, jax.Array, PyTree, Sharpness], Compared]
     matched_below: float
+    simulate: Callable[[Observation, jax.Array, Sharpness], PyTree] | None = None
 
 
 class Comparison(TypingProtocol):

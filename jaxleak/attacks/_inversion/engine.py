@@ -154,9 +154,10 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
             f"protocols.ClientShare; got {share!r}"
         )
     setup = Setup(model, share, batch_size)
+    term = settings.compare.term(setup)
     # Only what simulates the client hands soft labels to its loss.
-    simulates = settings.compare.reads_labels or (settings.white_point and model.has_batch_norm)
-    if (loss := loss_of(share)) is not None and simulates:
+    asks_for_scale = settings.white_point and model.has_batch_norm and term.simulate is None
+    if (loss := loss_of(share)) is not None and (settings.compare.reads_labels or asks_for_scale):
         check_soft_labels(loss, model.num_classes, setup.of_a_step)
     smoothing = resolved_smoothing(settings, model, batch_size)
     labels = label_source(settings.labels, setup)
@@ -171,7 +172,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
     return Parts(
         setup,
         settings,
-        settings.compare.term(setup),
+        term,
         weighed,
         labels,
         search_for(settings.shifts, settings.iterations, batch_size, candidate=settings.candidate, smoothing=smoothing),
@@ -343,6 +344,8 @@ def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observat
     if s.white_point and model.has_batch_norm:
 
         def simulate(x: jax.Array) -> PyTree:
+            if parts.term.simulate is not None:
+                return parts.term.simulate(observation, x, jnp.float32(SOFT))
             return share(observation.params, Batch(x[:, None], soft, jnp.arange(size)), sharpness=jnp.float32(SOFT))
 
         x = jnp.where(hides_scale(simulate, x), stretch(x, s.white_point), x)
