@@ -85,8 +85,12 @@ def test_what_cannot_be_shared_out_is_refused():
     with pytest.raises(ValueError, match="several devices need solver='matrix_free'"):
         aggregated.shard_cafe(MODEL, plan, state, PRIVATE, mesh)
 
+    other = jax.make_mesh((1,), ("columns",))
+    with pytest.raises(ValueError, match='single axis "devices", got the axes \\(.columns.,\\)'):
+        aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, other)
+
     class Three:
-        size = 3
+        size, axis_names = 3, ("devices",)
 
     with pytest.raises(ValueError, match=r"must divide d1=8 and d2=16, .* divisors of 8 do; got 3"):
         aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, Three())

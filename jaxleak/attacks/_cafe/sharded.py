@@ -25,15 +25,18 @@ def shard_cafe(
         plan: plan for the matrix-free solver.
         state: state before the first round, or restored from a checkpoint.
         private: x (N, P, d1), the parties' features (`models.frozen_features`).
-        mesh: result of `jaxleak._mesh.device_mesh`; every process holds the same `state` and `private`.
+        mesh: a mesh with the single axis "devices", such as `jax.make_mesh((4,), ("devices",))`; every process holds
+            the same `state` and `private`.
 
     Returns:
         State and private set: V and the bias gradients are divided along d2, `projected` and x along d1, and every
         device holds the rest.
 
     Raises:
-        ValueError: if the plan factorises, or the number of devices does not divide d1 and d2.
+        ValueError: if the plan factorises, the mesh has other axes, or the number of devices does not divide d1 and d2.
     """
+    if mesh.axis_names != (_mesh.AXIS,):
+        raise ValueError(f'mesh must have the single axis "{_mesh.AXIS}", got the axes {mesh.axis_names}')
     if plan.direct:
         raise ValueError("several devices need solver='matrix_free': a factorisation runs on one host")
     if model.width % mesh.size or model.feature_size % mesh.size:

@@ -1,5 +1,6 @@
 """How long a stage of an audit took, and how much of it was compiling, which a second run of it would not repeat."""
 
+import functools
 import time
 import weakref
 
@@ -20,6 +21,7 @@ class Stopwatch:
         """Start to count."""
         self._begin = time.monotonic()
         self._spans: list[tuple[float, float]] = []  # apart from each other, in order
+        _listen_to_jax()
         _running.add(self)
 
     @property
@@ -56,4 +58,6 @@ def _listen(event: str, duration_secs: float, **_: str | int) -> None:
             watch.add(now - duration_secs, now)
 
 
-jax.monitoring.register_event_duration_secs_listener(_listen)
+@functools.cache  # once for a process, and only in one that measures: a listener is every JAX program's
+def _listen_to_jax() -> None:
+    jax.monitoring.register_event_duration_secs_listener(_listen)
