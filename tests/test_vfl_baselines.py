@@ -119,6 +119,47 @@ def test_another_time_judges_the_records_that_are_held_out():
             party_records.fit_feature_baseline(target, target, again=again)
 
 
+def test_rows_of_one_record_are_held_out_together():
+    rng = np.random.default_rng(0)
+    records, visits = np.arange(30), 4
+    x, target = rng.standard_normal((30, 3)), rng.random((30, 1))  # x tells nothing of the target
+    index = np.concatenate([rng.permutation(records) for _ in range(visits)])
+    rows, spread = x[index], float(target.var())
+    remembered = party_records.fit_feature_baseline(rows, target[index])
+    assert remembered.name == "trees"
+    assert remembered.mse < 0.3 * spread
+    held_out = party_records.fit_feature_baseline(rows, target[index], groups=index)
+    assert held_out.mse > 0.9 * spread
+    aligned = party_records.fit_aligned_features(
+        rows, rng.standard_normal((len(index), 2)), index % 2, target[index], 2, index=index
+    )
+    assert aligned.mse > 0.9 * spread
+
+
+def test_a_row_for_every_record_has_the_same_folds_with_groups():
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((31, 2)), rng.random((31, 2))
+    plain, grouped = (party_records.fit_feature_baseline(x, target, groups=g, seed=4) for g in (None, np.arange(31)))
+    assert plain.name == grouped.name
+    np.testing.assert_array_equal(plain.errors, grouped.errors)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            np.arange(5),
+            r"groups must hold a whole number for each of the 6 rows of x, got shape \(5,\) and dtype int64",
+        ),
+        (np.arange(6.0), "groups must hold a whole number for each of the 6 rows of x, .* float64"),
+        (np.arange(6) % 2, "groups must hold at least 3 different records, got 2"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(groups, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        party_records.fit_feature_baseline(np.arange(6.0)[:, None], np.arange(6.0), groups=groups)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

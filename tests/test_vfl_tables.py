@@ -13,7 +13,8 @@ from experiments._vfl.cells import TABLES
 from experiments._vfl.cells_tables import Scored, cell
 from experiments._vfl.figures import draw
 from experiments._vfl.study import BESIDE_COLUMNS, plan, run_wanted
-from jaxleak._base import Batch
+from jaxleak._base import Batch, Observation, PartyRecord
+from jaxleak.attacks._vertical import baselines, vflrecon_free
 from jaxleak.study import RunFolder
 from jaxleak.study.cells import Cell
 from jaxleak.study.parties import Runs, SplitCase, correlations, run_case, seconds_of
@@ -22,6 +23,7 @@ from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _own_features as own
 from jaxleak.study.parties import _problem as parties_problem
 from jaxleak.study.parties import _runs as parties_runs
+from jaxleak.study.parties import _truth as parties_truth
 from jaxleak.study.parties._comparisons import fu_completion
 from jaxleak.study.rows import require_runs, show_cells
 from jaxleak.study.runner import Result
@@ -304,6 +306,33 @@ def _shadowed(case, runs):
         took_part=np.array([1]),
     )  # fmt: skip
     return parties_runs._with_shadow_runs(case, 0, runs, problem, None, None, None, truth)
+
+
+def test_regressions_on_two_epochs_hold_out_whole_samples(monkeypatch):
+    rng, asked = np.random.default_rng(0), []
+    fit = baselines.fit_feature_baseline
+
+    def recorded(*given, groups=None, **options):
+        asked.append(groups)
+        return fit(*given, groups=groups, **options)
+
+    for module in (vflrecon_free, parties_truth.party_records):
+        monkeypatch.setattr(module, "fit_feature_baseline", recorded)
+    index = np.array([[0, 1, 2], [3, 4, 5], [5, 3, 0], [1, 2, 4]])
+    seen = Observation(
+        np.arange(4), index=index,
+        party=PartyRecord(
+            rng.random((6, 2))[index], None, None, None, None, None, rng.standard_normal((4, 3, 2)),
+        ),
+    )  # fmt: skip
+    records = SimpleNamespace(x=rng.random((6, 1)), y=np.arange(6) % 2)
+    problem = SimpleNamespace(shadow=records, model=SimpleNamespace(num_classes=2))
+    truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda table: table.shape)
+    scores = parties_truth.aligned_scores(problem, seen, seen, records.y, truth, 0)
+    assert scores == {"feature_mse_aligned": (6, 1), "feature_mse_free_labels": (6, 1)}
+    assert len(asked) == 2
+    for groups in asked:
+        np.testing.assert_array_equal(groups, index.ravel())
 
 
 @pytest.mark.parametrize("defended", [False, True])

@@ -152,6 +152,10 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=message):
             party_records.aligned_signals(gradients, labels, 2)
+    with pytest.raises(ValueError, match=r"^index must have shape \(10,\), one for each gradient, got \(9,\)$"):
+        party_records.fit_aligned_features(
+            gradients, gradients, np.zeros(10, int), gradients, 2, index=np.arange(9)
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

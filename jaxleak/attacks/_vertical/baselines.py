@@ -131,9 +131,14 @@ def fit_feature_baseline(
     *,
     again: ArrayLike | None = None,
     more: tuple[ArrayLike, ArrayLike] | None = None,
+    groups: ArrayLike | None = None,
     seed: int = 0,
 ) -> FeatureBaseline:
     """The X_adv-only baseline for features: the mean, ridge regressions and extremely randomised trees, as above.
+
+    The candidate of the lowest cross-validated error wins. Where a record has several rows, such as its visits of a
+    run, they must be of one group: a record with one row among those that are learned and another among those that are
+    held out is remembered and not predicted. Trees then win with an error near zero, however little the rows tell.
 
     Args:
         x: (n, d) what the attacker has of its shadow records, n >= 3.
@@ -142,10 +147,13 @@ def fit_feature_baseline(
             where a record is held out; None judges by `x`.
         more: further rows (m, d) with their targets (m, d_victim), such as other visits of the same records: the best
             candidate is fitted on them as well, and none is judged by them.
+        groups: (n,) whole numbers, which record every row of `x` is of, >= 3 different ones; the rows of a record are
+            held out together. None takes every row for a record of its own.
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if there are too few records, shapes do not fit, values are not finite, or the seed is negative.
+        ValueError: if there are too few records, shapes do not fit, values are not finite, `groups` holds anything but
+            whole numbers, or the seed is negative.
     """
     x, target = _checked(seed, x=x, target=target)
     judged = x if again is None else _checked(seed, again=again, target=target)[0]
@@ -165,7 +173,7 @@ def fit_feature_baseline(
             errors[test] = (off**2).mean(axis=1)
         return errors
 
-    folds = _folds(len(x), seed)
+    folds = _folds(len(x), seed) if groups is None else _folds_of_groups(groups, len(x), seed)
     errors = {name: held_out(make) for name, make in candidates.items()}
     # Folds of unequal size count alike.
     losses = {name: float(np.mean([error[test].mean() for _, test in folds])) for name, error in errors.items()}
@@ -209,6 +217,21 @@ def _folds(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     from sklearn.model_selection import KFold
 
     return list(KFold(_FOLDS, shuffle=True, random_state=seed).split(np.arange(count)))
+
+
+def _folds_of_groups(groups: ArrayLike, count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Folds that keep rows of one group together, which are those of `_folds` if every row is a group of its own."""
+    from sklearn.model_selection import GroupKFold
+
+    given = np.asarray(groups)
+    if given.shape != (count,) or given.dtype.kind not in "iu":
+        raise ValueError(
+            f"groups must hold a whole number for each of the {count} rows of x, got shape {given.shape} and dtype "
+            f"{given.dtype}"
+        )
+    if (different := len(np.unique(given))) < _FOLDS:
+        raise ValueError(f"groups must hold at least {_FOLDS} different records, got {different}")
+    return list(GroupKFold(_FOLDS, shuffle=True, random_state=seed).split(np.arange(count), groups=given))
 
 
 def _fit(model: Any, x: np.ndarray, y: np.ndarray) -> Any:

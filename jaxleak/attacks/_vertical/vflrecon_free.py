@@ -256,20 +256,37 @@ def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int)
 
 
 def fit_aligned_features(
-    x: np.ndarray, gradients: np.ndarray, labels: np.ndarray, victims: np.ndarray, num_classes: int, *, seed: int = 0
+    x: np.ndarray,
+    gradients: np.ndarray,
+    labels: np.ndarray,
+    victims: np.ndarray,
+    num_classes: int,
+    *,
+    index: np.ndarray,
+    seed: int = 0,
 ) -> FeatureBaseline:
     """Regress the victims' features on own features and `aligned_signals`, on an independent shadow run.
+
+    The regression is chosen by cross-validation that holds out whole samples with all their sightings: own features and
+    what is to be learned are alike in all of them, so that a sample would be remembered and not predicted.
 
     Args:
         x: (n, d) own features in any unit, one row per sample and sighting.
         gradients: (n, e) the shadow run's cut gradients for the same rows.
-        labels: (n,) the shadow records' labels.
+        labels: (n,) the shadow records' labels, integers in [0, C).
         victims: (n, d_victim) what to learn.
         num_classes: C.
+        index: (n,) which sample every row is of, integers, >= 3 different ones; `flat_observations` gives them.
         seed: random seed of the regression.
 
     Returns:
         A predictor of rows `[x, aligned_signals(...)]`.
+
+    Raises:
+        ValueError: if shapes do not fit, values are not finite, labels are out of their range, or there are too few
+            samples.
     """
     signals = aligned_signals(gradients, labels, num_classes)
-    return fit_feature_baseline(np.concatenate([x, signals], axis=1), victims, seed=seed)
+    if np.shape(index) != (len(gradients),):
+        raise ValueError(f"index must have shape ({len(gradients)},), one for each gradient, got {np.shape(index)}")
+    return fit_feature_baseline(np.concatenate([x, signals], axis=1), victims, groups=index, seed=seed)

@@ -125,9 +125,10 @@ def aligned_scores(
     index, x, gradients = party_records.flat_observations(early)
     shadow_y, target = np.asarray(problem.shadow.y)[index], truth.victims(problem.shadow.x)[index]
     classes = problem.model.num_classes
-    aligned = party_records.fit_aligned_features(x, gradients, shadow_y, target, classes, seed=seed)
+    aligned = party_records.fit_aligned_features(x, gradients, shadow_y, target, classes, index=index, seed=seed)
+    # A sample that two epochs visit has two rows, which the control could remember as well.
     control = party_records.fit_feature_baseline(
-        np.concatenate([x, np.eye(classes)[shadow_y]], axis=1), target, seed=seed
+        np.concatenate([x, np.eye(classes)[shadow_y]], axis=1), target, groups=index, seed=seed
     )
     index, x, gradients = party_records.flat_observations(seen)
     found = labels[index]
