@@ -99,13 +99,15 @@ class Reconstruction(NamedTuple):
 
     Attributes:
         x: (N, P, *slice), the samples' parts by party.
-        y: (N,) int32, labels.
+        y: (N,) int32, labels in [0, C), or -1 where the attack says nothing of a label. All are -1 in the answer of an
+            attack that seeks none, whose x may well be an answer; scores of labels leave them out or refuse them.
         score: (N,) the attacker's own misfit, lower is better; computed without the truth. Of several restarts the
             sample with the lowest score is taken, so that an attack whose restarts may order the samples differently
             gives all samples of a batch the same score.
         answered: (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not
-            determined by what was seen); x and y hold nothing of worth there. True is no claim that the answer is
-            right.
+            determined by what was seen). There x and y hold nothing of worth, whatever fills them: NaN, grey or zeros
+            in x, -1 or a random label in y. True is no claim that the answer is right, and none that both x and y were
+            sought.
         gradient_matched: (N,) bool, whether the answer reproduces the observed gradient, or None where the attack does
             not compare the two. True says nothing about whether the sample is right: many different images have nearly
             the same gradient.

@@ -382,6 +382,7 @@ def test_reconstructions_have_the_private_sets_shape(run):
     x, y = run.problem.template.x, run.problem.template.y
     assert (reconstruction.x.shape, reconstruction.x.dtype) == (x.shape, x.dtype)
     assert (reconstruction.y.shape, reconstruction.y.dtype) == (y.shape, jnp.int32)
+    assert -1 <= reconstruction.y.min() <= reconstruction.y.max() < run.problem.model.num_classes
     assert reconstruction.score.shape == y.shape
     assert (reconstruction.answered.shape, reconstruction.answered.dtype) == (y.shape, bool)
     if reconstruction.gradient_matched is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxleak import attacks, audit, models, protocols
+from jaxleak import attacks, audit, metrics, models, protocols
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks import party_records
 from jaxleak.attacks._vertical import reconstruction_net, record_fields
@@ -383,6 +383,11 @@ def test_sightings_are_averaged_and_every_party_gets_its_own_columns():
             assert (int(found.y[n]), float(found.score[n])) == (int(guess[n]), 1)
     np.testing.assert_allclose(without.x, found.x, rtol=1e-5)
     np.testing.assert_array_equal(without.score, [0, 0, 1, 0, 1])
+    # Without a network for labels there is no label, which a score of labels must not take for class 0.
+    np.testing.assert_array_equal(without.answered, found.answered)
+    np.testing.assert_array_equal(without.y, np.full(5, -1, np.int32))
+    with pytest.raises(ValueError, match="estimate must hold labels >= 0, got -1 among 5 negative ones of 5"):
+        metrics.label_accuracy(np.zeros(5, int), without.y)
     x = jnp.asarray(rng.random((4, 3, 3)))
     given = party_records.victims_features(model, x, 1)
     np.testing.assert_array_equal(given, np.concatenate([x[:, 0, :2], x[:, 2]], axis=1))

@@ -287,7 +287,7 @@ def vflrecon(
         model: the model of the real run.
         party: the attacker.
         num_samples: N.
-        labels: R for labels, from `train_vflrecon`.
+        labels: R for labels, from `train_vflrecon`; without it all labels of the answer are -1, since none were sought.
         features: R for features; without it the victims' slices of the answer are zero.
 
     Returns:
@@ -360,8 +360,11 @@ def vflrecon(
         # A record that is not finite, of a stored run, leaves its samples without an answer.
         finite = jnp.isfinite(state.log_probability).all(axis=1) & jnp.isfinite(state.victims).all(axis=1)
         known = (state.seen > 0) & finite
-        y = jnp.where(known, probability.argmax(axis=1).astype(jnp.int32), state.guess)
-        score = 1 - probability.max(axis=1) if labels is not None else jnp.zeros(num_samples)
+        if labels is None:  # the probabilities are even, whose largest would be that of class 0
+            y, score = jnp.full(num_samples, -1, jnp.int32), jnp.zeros(num_samples)
+        else:
+            y = jnp.where(known, probability.argmax(axis=1).astype(jnp.int32), state.guess)
+            score = 1 - probability.max(axis=1)
         x = assemble_victims(model, state.own, jnp.where(known[:, None], state.victims / count, 0.0), party)
         return Reconstruction(x, y, jnp.where(known, score, 1.0), known)
 
