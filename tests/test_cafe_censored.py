@@ -6,6 +6,7 @@ import reference
 import scipy.stats
 
 from jaxleak import attacks, audit, protocols
+from jaxleak._base import Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import censored
 from jaxleak.defenses import fake_gradients
@@ -136,6 +137,17 @@ def test_bad_input(setting, adaptive):
         reference.recovered(
             attacks.cafe_censored(model, plan), state.attack._replace(seen=jnp.asarray(3)), state.protocol.params
         )
+
+
+def test_entries_that_determine_no_unit_give_no_answer_and_no_error(setting, adaptive):
+    model, _, plan = setting
+    state, _ = adaptive
+    attack = attacks.cafe_censored(model, plan)
+    nothing = {name: jnp.zeros_like(getattr(state.attack, name)) for name in ("V", "resolved", "normal", "projected")}
+    answer = attack.reconstruct(state.attack._replace(**nothing), Observation(state.attack.seen, state.protocol.params))
+    assert not answer.answered.any()
+    assert np.isnan(answer.x).all()
+    assert not answer.diagnosis.live.any()
 
 
 def test_equations_of_a_batch_are_sums_over_visible_entries():

@@ -261,6 +261,13 @@ def test_missing_rounds_and_grants_are_named(head, plan, state):
     blind = state._replace(V=jnp.zeros_like(state.V), projected=jnp.zeros_like(state.projected))
     with pytest.raises(ValueError, match="rounds the threat must grant first/kernel as well"):
         _recovered(head.model, head.params, plan, blind)
+    for build in (attacks.cafe_censored, attacks.cafe_ordinal):
+        attack = build(head.model, plan, invert=False)
+        unseen = attack.init(KEY, head.template)._replace(seen=jnp.asarray(plan.rounds, jnp.int32))
+        with pytest.raises(
+            ValueError, match=r"^Step II saw no gradient: after .* rounds the threat must grant first/k"
+        ):
+            reference.recovered(attack, unseen, head.params)
     for threat, match in (
         (SERVER_WITHOUT_INDICES, "needs batch indices; the threat must grant index"),
         (

@@ -146,6 +146,33 @@ def test_live_is_relative_to_the_median():
         np.testing.assert_array_equal(live_rows(scale * v)[1][:, 0], [True, True, False, True, True])
 
 
+@pytest.mark.parametrize("dead", [5, 9, 18])
+def test_rows_are_dead_though_most_are(dead):
+    """Of 20 rows; those without gradient hold rounding."""
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((20, 1, 4)) * 10.0 ** rng.uniform(-2, 0, (20, 1, 1))
+    v[:dead] = 1e-8 * rng.standard_normal((dead, 1, 4))
+    for scale in (1e-6, 1.0, 1e6):
+        found = live_rows(jnp.asarray(scale * v, jnp.float32))[1][:, 0]
+        np.testing.assert_array_equal(found, np.arange(20) >= dead)
+
+
+def test_without_any_gradient_no_row_is_live():
+    assert not live_rows(jnp.zeros((4, 2, 3)))[1].any()
+
+
+@BOTH
+def test_a_party_without_gradient_stays_zero_beside_the_others(direct):
+    batches, (h, v) = _batches(30), _tables()
+    v[:, 1] = 0
+    fast = solve_features(batches, v.astype(np.float32), _projected(batches, v, _kernels(batches, h, v)), direct=direct)
+    others = np.arange(P) != 1
+    np.testing.assert_allclose(fast.table[:, others], h[:, others], atol=1e-3)
+    assert (fast.table[:, 1] == 0).all()
+    assert fast.rank == N
+    assert 1 < fast.condition < 1e4
+
+
 @pytest.fixture(scope="module")
 def workers():
     """M = 3 workers with 8 samples each and 2 per round; entries of V are zero where a ReLU is off."""

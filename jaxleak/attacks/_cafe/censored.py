@@ -50,7 +50,7 @@ class CafeCensoredState(NamedTuple):
     bias_gradients: jax.Array  # (T1, P, d2)
     visible: jax.Array  # (T1, P, d2) bool, which bias gradients arrived true
     V: jax.Array  # (N, P, d2), zero until round T1
-    resolved: jax.Array  # (P, d2) bool, hidden units whose V the visible entries determine
+    resolved: jax.Array  # (P, d2) bool, hidden units whose V the visible entries determine; all before round T1
     normal: jax.Array  # (N, N, P, d1), every feature's normal matrix
     projected: jax.Array  # (N, P, d1), right-hand side of these normal equations
 
@@ -113,7 +113,8 @@ def cafe_censored(
 
     Raises:
         ValueError: if the plan is for several workers; when an observation is first seen, if the threat withholds what
-            is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing.
+            is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing
+            (says how many) or Step II's rounds did not show the kernel's gradient.
     """
     if plan.workers != 1:
         raise ValueError(f"cafe_censored attacks rounds of one worker, got a plan for {plan.workers} workers")
@@ -129,7 +130,7 @@ def cafe_censored(
             bias_gradients=jnp.zeros((plan.output_rounds, p, width)),
             visible=jnp.zeros((plan.output_rounds, p, width), bool),
             V=jnp.zeros((n, p, width)),
-            resolved=jnp.zeros((p, width), bool),
+            resolved=jnp.ones((p, width), bool),
             normal=jnp.zeros((n, n, p, d1)),
             projected=jnp.zeros((n, p, d1)),
         )
@@ -177,12 +178,12 @@ def _recovered(
     model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeCensoredState, loss: Loss
 ) -> Recovery:
     """Solve for H, recover labels and diagnose every sample, from the state after all rounds of the plan."""
-    check_seen(plan, state.seen)
+    batches, v, resolved = (np.asarray(part) for part in (state.batches, state.V, state.resolved))
+    check_seen(plan, state.seen, v, resolved)
     table, determined = jax.jit(_features)(state.V, state.normal, state.projected)
     # A feature that the visible entries do not determine is left at zero and shows in the samples' consistency.
     features = LinearSolution(np.asarray(table), plan.num_samples if bool(determined.all()) else 0, float("nan"))
-    batches, v = np.asarray(state.batches), np.asarray(state.V)
-    return diagnose(model, params, plan, batches, v, np.asarray(state.resolved), features, loss)
+    return diagnose(model, params, plan, batches, v, resolved, features, loss)
 
 
 def _equations(v: jax.Array, kernel: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -232,9 +233,10 @@ def _features(v: jax.Array, normal: jax.Array, projected: jax.Array) -> tuple[ja
 
         def one_feature(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             a, b = arguments
-            # Dead rows stand aside with the mean eigenvalue of the others.
+            # Dead rows stand aside with the mean eigenvalue of the others, and with 1 where there are no others.
             unit = inverse[:, None] * a * inverse
-            stand_in = jnp.where(live, 0.0, jnp.trace(unit) / jnp.maximum(live.sum(), 1))
+            typical = jnp.where(live.any(), jnp.trace(unit) / jnp.maximum(live.sum(), 1), 1.0)
+            stand_in = jnp.where(live, 0.0, typical)
             eigenvalues, q = jnp.linalg.eigh(unit + jnp.diag(stand_in))
             determined = eigenvalues[0] > _DETERMINED * eigenvalues[-1]
             h = inverse * (q @ ((q.T @ (inverse * b)) / eigenvalues))

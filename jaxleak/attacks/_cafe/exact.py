@@ -283,23 +283,35 @@ def _recovered(model: SplitModel, params: PyTree, plan: CafeExactPlan, state: Ca
 
     A state that `shard_cafe` placed on a mesh is solved there; every process gets the whole tables.
     """
-    check_seen(plan, state.seen)
     batches, v, projected, resolved = map(_mesh.gather, (state.batches, state.V, state.projected, state.resolved))
+    check_seen(plan, state.seen, v, resolved)
     mesh = _mesh.mesh_of(state.projected)
-    if not v.any():
-        raise ValueError(
-            f"Step II saw no gradient: after {plan.output_rounds} rounds the threat must grant first/kernel as well"
-        )
     features = solve_features(batches[plan.output_rounds :], v, projected, direct=plan.direct, mesh=mesh)
     if mesh is not None:
         params = jax.tree.map(_mesh.gather, params)
     return diagnose(model, params, plan, batches, v, resolved, features, loss)
 
 
-def check_seen(plan: CafeExactPlan, seen: jax.Array) -> None:
-    """Raise `ValueError` if rounds of the plan are missing; says how many."""
+def check_seen(plan: CafeExactPlan, seen: jax.Array, v: np.ndarray, resolved: np.ndarray) -> None:
+    """Raise `ValueError` if what has been seen is not enough to solve Step II.
+
+    Args:
+        plan: the attack's plan.
+        seen: () number of rounds that were seen.
+        v: (N, P, d2), the solution of Step I.
+        resolved: (P, d2) bool, which units Step I determined; all are True before it is solved.
+
+    Raises:
+        ValueError: if rounds of the plan are missing (says how many), or if V is zero although Step I left no unit
+            open: no kernel gradient was shown, or no bias had a gradient.
+    """
     if int(seen) < plan.rounds:
         raise ValueError(f"the attack has seen {int(seen)} of {plan.rounds} rounds; run the rest first")
+    if not v.any() and resolved.all():
+        raise ValueError(
+            f"Step II saw no gradient: after {plan.output_rounds} rounds the threat must grant first/kernel as well, "
+            "and the gradient of first/bias must not be zero in all rounds"
+        )
 
 
 def diagnose(

@@ -35,7 +35,7 @@ DIRECT_LIMIT = 20_000
 #: needs full rank.
 SPECTRAL_LIMIT = 1200
 
-#: Rows of V with a norm below this share of the median norm carry only rounding noise of the float32 observations.
+#: Rows of V with a norm below this share of a typical one carry only rounding noise of the float32 observations.
 DEAD_ROW = 1e-5
 
 #: What conjugate gradients carry: solution, residual, the residual's squared norm, direction, number of iterations.
@@ -119,10 +119,12 @@ def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Norms (N, P) of the rows of V and which of them stand above rounding noise.
 
     A row is exactly zero when the ReLUs behind the first dense layer pass nothing back for that slice. The slice's
-    features then take part in no gradient, and no attack on the dense layers can see them.
+    features then take part in no gradient, and no attack on the dense layers can see them. The median norm is typical
+    unless it is rounding itself, since most rows are dead; the root of the mean square is in its place then.
     """
     norms = jnp.linalg.norm(v, axis=-1)
-    return norms, norms > DEAD_ROW * jnp.median(norms)
+    median, spread = jnp.median(norms), jnp.sqrt(jnp.mean(norms**2))
+    return norms, norms > DEAD_ROW * jnp.where(median > DEAD_ROW * spread, median, spread)
 
 
 def solve_features(
@@ -169,6 +171,10 @@ def _direct_features(
     solution, ranks, conditions = np.zeros(rhs.shape, np.float32), [], []
     for party in range(unit.shape[1]):
         rows = live[:, party]
+        if not rows.any():  # no equation is left to solve, and none to be badly conditioned
+            ranks.append(len(rows))
+            conditions.append(1.0)
+            continue
         w = unit[rows, party].astype(np.float64)
         normal = w @ w.T
         normal *= counts if rows.all() else counts[np.ix_(rows, rows)]

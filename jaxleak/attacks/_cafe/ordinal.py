@@ -101,7 +101,7 @@ def cafe_ordinal(
     Raises:
         ValueError: on values out of range, or a plan for several workers; when an observation is first seen, if the
             threat withholds what is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the
-            plan are missing.
+            plan are missing (says how many) or Step II's rounds did not show the kernel's gradient.
     """
     if plan.workers != 1:
         raise ValueError(f"cafe_ordinal attacks rounds of one worker, got a plan for {plan.workers} workers")
@@ -175,12 +175,13 @@ def _recovered(
     model: SplitModel, params: PyTree, plan: CafeExactPlan, state: CafeOrdinalState, sweeps: int, loss: Loss
 ) -> Recovery:
     """Solve for H, recover labels and diagnose every sample, from the state after all rounds of the plan."""
-    check_seen(plan, state.seen)
     batches, v = np.asarray(state.batches), np.asarray(state.V)
+    resolved = np.ones(v.shape[1:], bool)
+    check_seen(plan, state.seen, v, resolved)
     length = sweep_length(plan, sweeps)
     last = batches[plan.rounds - ((plan.feature_rounds - 1) % length + 1) :]
     features = solve_features(last, v, np.asarray(state.projected), direct=plan.direct)
-    return diagnose(model, params, plan, batches, v, np.ones(v.shape[1:], bool), features, loss)
+    return diagnose(model, params, plan, batches, v, resolved, features, loss)
 
 
 def sweep_length(plan: CafeExactPlan, sweeps: int) -> int:
