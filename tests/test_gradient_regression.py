@@ -85,6 +85,22 @@ def test_a_second_shadow_run_shows_what_was_learned_of_the_first_one_only(gains)
     assert len(found.seen.errors) == 80  # the records that both runs visit
 
 
+def test_a_second_run_that_judges_nothing_is_refused():
+    shadow, own, features = run(0, samples=16)
+    known = party_records.fit_feature_baseline(own, features)
+    shorter = jax.tree.map(lambda leaf: leaf[:2], shadow)
+    for again in (shadow, shorter):
+        with pytest.raises(
+            ValueError, match=r"^again must be a shadow run in another order .* has the same samples in each step$"
+        ):
+            party_records.fit_gradient_regression(shadow, features, known, again=again)
+    others = run(1, samples=16)[0]
+    with pytest.raises(
+        ValueError, match=r"^again must be a run of the records of shadow: own features of a sample diff"
+    ):
+        party_records.fit_gradient_regression(shadow, features, known, again=others)
+
+
 def test_a_sample_that_no_step_visited_is_predicted_from_own_features():
     shadow, own, features = run(0)
     known = party_records.fit_feature_baseline(own, features)

@@ -56,6 +56,11 @@ def gain_of(seen: FeatureBaseline, alone: FeatureBaseline) -> tuple[float, float
     return float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
 
 
+def is_gain(gain: float, error: float) -> bool:
+    """Whether a gain is above twice its standard error, so that it is hardly one of chance."""
+    return gain > 2 * error
+
+
 def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: int = 0) -> LabelBaseline:
     """The X_adv-only baseline for labels (VFLRecon, section IV-C).
 

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 from jaxleak import _validate
 from jaxleak._base import Observation
 from jaxleak.attacks._observed import Reads, require
-from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of, is_gain
 from jaxleak.attacks._vertical.gradient_regression import rows_for
+from jaxleak.attacks._vertical.second_run import check_order, records_of_both
 
 #: Singular values of dL/dz below this share of the largest are rounding of float32.
 _RANK = 1e-5
@@ -36,7 +37,7 @@ class EmbeddingRegression(NamedTuple):
         It is measured on the attacker's own records, and no truth is needed. It does not see that a real run takes
         another path than shadow runs, has another defense, or is longer: there the answer may be worse than `alone`.
         """
-        return self.gain > 2 * self.gain_error
+        return is_gain(self.gain, self.gain_error)
 
     def predict(self, observations: Observation, num_samples: int) -> np.ndarray:
         """The parties' features of all samples of a real run.
@@ -117,15 +118,10 @@ def fit_embedding_regression(
     index, known, received = _first_of(*runs[0])
     judged = received
     if again is not None:
-        if np.array_equal(np.asarray(shadow.index), np.asarray(again.index)):
-            raise ValueError(
-                "again must be a shadow run in another order than shadow, and has the same samples in each step"
-            )
+        check_order(shadow, again)
         others, known_again, received_again = _first_of(*runs[1])
-        index, here, there = np.intersect1d(index, others, return_indices=True)
-        known, received, judged = known[here], received[here], received_again[there]
-        if not np.allclose(known, known_again[there], atol=1e-4):
-            raise ValueError("again must be a run of the records of shadow: labels or own features of a sample differ")
+        here, there = records_of_both(index, known, others, known_again, "labels or own features")
+        index, known, received, judged = index[here], known[here], received[here], received_again[there]
     target = np.asarray(features)
     everything = [np.concatenate(parts) for parts in zip(*runs, strict=True)]
     visited, first = np.unique(everything[0], return_index=True)

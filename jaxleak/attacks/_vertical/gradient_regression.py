@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxleak._base import Observation
-from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of
+from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of, is_gain
+from jaxleak.attacks._vertical.second_run import check_order, records_of_both
 from jaxleak.attacks._vertical.vflrecon import NUMBERS, flat_observations
 
 
@@ -26,7 +27,7 @@ class GradientRegression(NamedTuple):
         of shadow runs, since it starts from other parameters or has a defense which they lack. There the answer may be
         worse than that of own features alone.
         """
-        return self.gain > 2 * self.gain_error
+        return is_gain(self.gain, self.gain_error)
 
     def predict(self, observations: Observation, own: np.ndarray) -> np.ndarray:
         """The victims' features of all samples of a real run.
@@ -86,18 +87,20 @@ def fit_gradient_regression(
         seed: random seed of folds and trees.
 
     Raises:
-        ValueError: if the threat withholds the sample ids or the party's record, there are too few records, or
-            `features` are not those of the records that `own` was fitted on.
+        ValueError: if the threat withholds the sample ids or the party's record, there are too few records,
+            `features` are not those of the records that `own` was fitted on, or `again` is the same run or one of other
+            records.
     """
     if len(features) != len(own.errors):
         raise ValueError(f"features must have a row for each record of own, {len(own.errors)}, got {len(features)}")
     records, rows = _first_visits(shadow, features)
-    judged = rows
+    judged, width = rows, shadow.party.x.shape[-1]  # type: ignore[union-attr]
     if again is not None:
+        check_order(shadow, again)
         others, seen_again = _first_visits(again, features)
-        _, here, there = np.intersect1d(records, others, return_indices=True)
+        here, there = records_of_both(records, rows[:, :width], others, seen_again[:, :width], "own features")
         records, rows, judged = records[here], rows[here], seen_again[there]
-    target, width = features[records], shadow.party.x.shape[-1]  # type: ignore[union-attr]
+    target = features[records]
     seen = fit_feature_baseline(rows, target, again=judged, seed=seed)
     beside = fit_feature_baseline(rows[:, :width], target, again=judged[:, :width], seed=seed)
     return GradientRegression(seen, own, *gain_of(seen, beside))
