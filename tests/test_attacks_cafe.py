@@ -284,6 +284,9 @@ def test_options_are_those_of_their_papers_and_of_the_published_code():
     assert {name: getattr(usual, name) for name in row} == row
     assert usual.lengths == (8000, 8000)
     assert usual._replace(iterations=(3, 5)).lengths == (3, 5)
+    of_numpy = usual._replace(iterations=np.int64(7))
+    assert of_numpy.lengths == (7, 7)
+    of_numpy.check(num_samples=N)
     assert (usual.thresholds, usual.output_scale, usual.feature_scale) == ((1e-9, 5e-9), 8e-4, 8e-2)
     assert (usual.loops, usual.switch, usual.inner_updates) == ("nested", True, 1)
     assert (usual.label_mode, usual.box) == ("joint", (0.0, 1.0))
@@ -334,6 +337,13 @@ def test_cafe_refuses_bad_arguments(problem):
             build(**{name: 0})
     with pytest.raises(ValueError, match=r"iterations\[1\] must be > 0"):
         build(iterations=(10, 0))
+    for iterations in ((10,), (1, 2, 3)):
+        with pytest.raises(ValueError, match="iterations must be one number or two, for Steps I and II, got"):
+            build(iterations=iterations)
+    with pytest.raises(ValueError, match=r"iterations\[0\] must be a whole number, got 2\.5"):
+        build(iterations=2.5)
+    with pytest.raises(ValueError, match=r"switch must be True with loops='nested', .* got False: give loops='single'"):
+        build(switch=False)
     with pytest.raises(ValueError, match="loops must be one of nested, single, got 'double'"):
         build(loops="double")
     with pytest.raises(ValueError, match="label_mode must be one of joint, given, fixed"):

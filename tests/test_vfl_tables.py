@@ -412,7 +412,7 @@ def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
     gradients, asked = np.arange(8.0).reshape(4, 2), []
     monkeypatch.setattr(records, "flat_observations", lambda seen: (np.array([3, 0, 5, 1]), None, gradients))
     monkeypatch.setattr(records, "norm_labels", lambda *given: asked.append(given) or np.array([1, 0, 1, 1]))
-    monkeypatch.setattr(records, "direction_labels", lambda *given: asked.append(given) or np.array([0, 1, 0, 0]))
+    monkeypatch.setattr(records, "direction_labels", lambda *given: asked.append(given) or np.array([0, 1, -1, 0]))
     problem = SimpleNamespace(
         model=SimpleNamespace(num_classes=2),
         shadow=SimpleNamespace(y=np.array([0, 1, 1, 1])),

@@ -405,6 +405,9 @@ def test_so_many_of_the_largest_norms_are_the_rare_class(share, labels):
     assert certain.tolist() == [True, False, False]
     anchors = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # what is orthogonal is not of the anchor's class
     np.testing.assert_array_equal(party_records.direction_labels(anchors, anchors[0]), [1, 0, 0])
+    for label in (0, 1):  # a row of zeros has no direction
+        nothing = party_records.direction_labels(np.array([[2.0, 0.0], [0.0, 0.0]]), anchors[0], label)
+        np.testing.assert_array_equal(nothing, [label, -1])
 
 
 def test_an_item_has_one_scale_where_that_is_asked_for():

@@ -1,6 +1,6 @@
 """CAFE, the three-step attack (Jin et al., NeurIPS 2021, Algorithms 1 to 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -99,7 +99,7 @@ class CafeOptions(NamedTuple):
     batch_size: int | None = None  # K < N; None checks K when the first batch is seen
     loops: Loops = "nested"
     iterations: int | tuple[int, int] = 8000  # batches for Steps I and II of the nested loops, > 0; one number is both
-    switch: bool = True  # in the single loop, pass on by thresholds instead of running all steps
+    switch: bool = True  # pass on from step to step; False runs all steps on every batch, in the single loop alone
     thresholds: tuple[float, float] = (1e-9, 5e-9)  # F1 and F2 below which the single loop passes on, >= 0
     output_learning_rate: float = 5e-3  # Step I, > 0; SGD is stable below 1/K
     feature_learning_rate: float = 8e-3  # Step II, > 0
@@ -119,16 +119,23 @@ class CafeOptions(NamedTuple):
     @property
     def lengths(self) -> tuple[int, int]:
         """How many batches Steps I and II of the nested loops see."""
-        return (self.iterations, self.iterations) if isinstance(self.iterations, int) else self.iterations
+        return self.iterations if isinstance(self.iterations, Sequence) else (self.iterations, self.iterations)
 
     def check(self, num_samples: int) -> None:
         """Raise `ValueError` naming the option that is out of range."""
         _validate.one_of(("nested", "single"), loops=self.loops)
+        if self.loops == "nested" and not self.switch:
+            raise ValueError(
+                "switch must be True with loops='nested', which run one step after the other, got False: give "
+                "loops='single' to run all steps on every batch"
+            )
         _validate.count(num_samples=num_samples)
         _validate.positive(output_scale=self.output_scale, feature_scale=self.feature_scale)
         if self.batch_size is not None:
             _validate.count(batch_size=self.batch_size)
             _check_batch(self.batch_size, num_samples)
+        if len(self.lengths) != 2:
+            raise ValueError(f"iterations must be one number or two, for Steps I and II, got {self.iterations}")
         _validate.count(**{f"iterations[{i}]": length for i, length in enumerate(self.lengths)})
         _validate.non_negative(**{f"thresholds[{i}]": value for i, value in enumerate(self.thresholds)})
         _validate.positive(
@@ -161,8 +168,9 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         while its step does not run. The score of a sample is `||H_n - h(x_n)||^2`.
 
     Raises:
-        ValueError: if K = N, on arguments out of range, and, when an observation is first seen, if the threat
-            withholds indices, a payload leaf, labels or statistics that this configuration reads.
+        ValueError: if K = N, on arguments out of range, on `switch=False` with nested loops, and, when an observation
+            is first seen, if the threat withholds indices, a payload leaf, labels or statistics that this configuration
+            reads.
     """
     o = CafeOptions() if options is None else options
     o.check(num_samples)

@@ -51,7 +51,8 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
 
     Returns:
         Labels (n,), int32 integers in {0, 1}, one for each row of the gradients and in their order, not one for each
-        sample: `labels[index] = answer` puts them back by sample.
+        sample: `labels[index] = answer` puts them back by sample. A row of zeros has no direction, and the label -1;
+        scores of labels leave such rows out.
 
     Raises:
         ValueError: if shapes do not fit, values are not finite, the label is not binary or the anchor is zero.
@@ -65,7 +66,8 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
     if not np.any(anchor):
         raise ValueError("anchor must not be zero")
     same = gradients.astype(np.float64) @ anchor.astype(np.float64) > 0
-    return np.where(same, anchor_label, 1 - anchor_label).astype(np.int32)
+    labels = np.where(same, anchor_label, 1 - anchor_label)
+    return np.where(gradients.any(axis=1), labels, -1).astype(np.int32)
 
 
 def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -49,7 +49,8 @@ def comparisons(
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
     answers = {
         "norm": party_records.norm_labels(gradients, share),
-        "direction": _named(party_records.direction_labels(gradients, anchor), share),
+        # A row of zeros has no direction. All samples are scored, and it counts as not of the anchor's class.
+        "direction": _named(np.maximum(party_records.direction_labels(gradients, anchor), 0), share),
     }
     for name, answer in answers.items():
         scores |= truth.label_scores(f"li_{name}", _by_sample(index, answer, len(problem.victim.y)))
