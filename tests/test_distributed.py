@@ -86,7 +86,7 @@ def test_what_cannot_be_shared_out_is_refused():
         aggregated.shard_cafe(MODEL, plan, state, PRIVATE, mesh)
 
     other = jax.make_mesh((1,), ("columns",))
-    with pytest.raises(ValueError, match='single axis "devices", got the axes \\(.columns.,\\)'):
+    with pytest.raises(ValueError, match=r"single axis .devices., got the axes \('columns',\)"):
         aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, other)
 
     class Three:
