@@ -87,8 +87,8 @@ def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
 
 @pytest.mark.slow
 def test_a_table_of_ones_own_is_audited_in_any_unit():
-    _, label_holder = programs("docs/your_table.md")
-    names = run("docs/your_table.md", of=2)
+    _, label_holder, _ = programs("docs/your_table.md")
+    names = run("docs/your_table.md", of=3)
     scores = names["scores"]
     assert names["table"].min() < 0
     assert names["table"].max() > 1
