@@ -131,7 +131,9 @@ def test_what_copies_cannot_serve_is_refused():
         attacks.epoch_copies(model, share, settings, batch_size=4, weight=-1.0)
     with pytest.raises(ValueError, match="RowSpaces does not simulate"):
         attacks.epoch_copies(model, share, presets.row_space(6000), batch_size=4)
-    with pytest.raises(ValueError, match="labels='none'"):
+    with pytest.raises(
+        ValueError, match="labels='none' is for comparisons that read no labels, but Gradients reads them"
+    ):
         attacks.epoch_copies(model, share, settings._replace(labels="none"), batch_size=4)
     attack = attacks.epoch_copies(model, share, settings._replace(labels="given"), batch_size=4)
     observation, batch, _ = seen(share, 4, np.zeros(4))

@@ -228,7 +228,10 @@ def _at(attack, problem, x):
     [
         ({"iterations": 18}, "iterations must be > 18, since the shifts of 1 images take so many"),
         ({"group": 2}, "shifts are tried by one candidate"),
-        ({"labels": "joint"}, "RowSpaces do not depend on labels and go without \"joint\"; got labels='joint'"),
+        (
+            {"labels": "joint"},
+            'labels=\'joint\' optimises labels, but RowSpaces reads none: choose "none", "given" or a rule',
+        ),
         ({"labels": "none", "compare": client_updates.Gradients(objectives.cosine), "shifts": ()}, "got labels='none'"),
         ({"candidate": client_updates.generator_weights()}, "shifts move the candidate's pixels"),
         ({"smoothing": client_updates.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),

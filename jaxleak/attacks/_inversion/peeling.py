@@ -62,7 +62,7 @@ def dense_inputs(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Ar
 
 
 def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> float:
-    """How far the kernel's gradient of a dense layer is from `h db^T`, in (B = 1) theory 0, relative to its norm.
+    """How far the kernel's gradient of a dense layer is from `h db^T`, relative to its norm; 0 in theory if B = 1.
 
     Every loss gives one sample's gradient this form, and so does everything that a client does to the layers above. A
     second sample, noise and rounding to few values do not.

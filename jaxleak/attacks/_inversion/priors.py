@@ -98,10 +98,9 @@ Weighted: TypeAlias = tuple[float | Literal["auto"], Prior]
 def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
     """The weight > 0 of the total variation that has won in `experiments.homotopy`.
 
-    The variation is a mean, and stands beside a distance around 1.
-    It grows with sqrt(B), since more images share one gradient, and is three times as large where statistics of the
-    batch couple kinks, as in a ResNet of ReLUs in training mode: gradients then lead from nearby only
-    (`experiments.basin`).
+    The variation is a mean over differences, and stands beside a distance of about 1. The weight grows with sqrt(B),
+    since more images share one gradient. It is three times as large where statistics of the batch couple the kinks, as
+    in a ResNet of ReLUs in training mode: gradients then lead from nearby only (`experiments.basin`).
     """
     return (0.3 if coupled_kinks else 0.1) * math.sqrt(batch_size)
 

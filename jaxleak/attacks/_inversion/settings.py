@@ -132,10 +132,11 @@ def check_settings(s: Settings) -> None:
         if isinstance(entry, Prior) or len(entry) != 2 or not isinstance(entry[1], Prior):
             raise ValueError(f"priors must be pairs (weight, prior), such as (0.1, variation_prior()), got {entry!r}")
     if s.labels == ("none" if s.compare.reads_labels else "joint"):
-        read = "depend" if s.compare.reads_labels else "do not depend"
-        raise ValueError(
-            f'{type(s.compare).__name__} {read} on labels and go without "{s.labels}"; got labels={s.labels!r}'
-        )
+        name = type(s.compare).__name__
+        reads = f"but {name} reads them" if s.compare.reads_labels else f"but {name} reads none"
+        choose = '"given", "joint" or a rule' if s.compare.reads_labels else '"none", "given" or a rule'
+        does = "is for comparisons that read no labels" if s.compare.reads_labels else "optimises labels"
+        raise ValueError(f"labels={s.labels!r} {does}, {reads}: choose {choose}")
     if not (s.smoothing in (None, "auto") or isinstance(s.smoothing, Smoothing)):
         raise ValueError(
             f"smoothing must be None, 'auto' or from attacks.client_updates.smoothing, got {s.smoothing!r}"

@@ -5,9 +5,9 @@ has a mismatched gradient, and the matching loss is made of flat pieces with cli
 second-order method follows; attacks on randomly initialised ReLU networks with batch normalisation therefore stay at
 the score of a grey image. The attacker, who owns a copy of the model, may evaluate that copy with
 softplus(beta z) / beta in place of ReLU (and max-pools smoothed likewise), beta in units of one over the layer's
-standard deviation. At small beta the loss is smooth and
-descent makes progress, but its minimum is biased, since the observed gradient came from the exact network; raising
-beta slowly removes the bias while the iterate follows the minimum.
+standard deviation. At small beta the loss is smooth and descent makes progress, but its minimum is biased, since the
+observed gradient came from the exact network. Raising beta slowly removes the bias while the iterate follows the
+minimum.
 """
 
 from typing import NamedTuple

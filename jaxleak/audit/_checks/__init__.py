@@ -48,7 +48,7 @@ def check_update(
             by the payload's values.
 
     Returns:
-        One `Finding` each, in the order of cost.
+        One `Finding` per check, the cheapest check first.
 
     Raises:
         ValueError: if the batch size is not >= 1.

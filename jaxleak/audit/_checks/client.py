@@ -28,14 +28,14 @@ from jaxleak.audit._received import compiled
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
-#: Multiple of what is allowed up to which another machine's rounding, which may flip a kink, could explain the rest.
+#: An error up to this many times the tolerance may still be another machine's rounding, which can flip a kink.
 _FAILED_ABOVE = 10.0
 #: Relative change of weights and images, eight times what rounding a factor to TF32 changes. Smaller changes may leave
 #: every kink on its side where the client's rounding moved one, since its products add up many errors.
 _COARSE = 2.0**-8
-#: Multiples of what that change leaves in the gradient, that a client in TF32 may be off.
+#: A client in TF32 may be off by this many times what `_COARSE` changes in the gradient.
 _TIMES_COARSE = 2.0
-#: How many times more it may be if the client sends numbers of 16 bits, and so may have computed in them: PyTorch on an
+#: A client that sends numbers of 16 bits may have computed in them, and be off by this many times more: PyTorch on an
 #: H200 was off by up to 5.6 times the change in bfloat16.
 _OF_MIXED = 8.0
 #: Share of a leaf's norm above which no rounding of products is taken for the cause. TF32, emulated in the convolutions

@@ -35,7 +35,7 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
         defense: as the client states it; it may explain zeros and few values. None for none, or one that is not known.
 
     Returns:
-        One finding each. If names, shapes or values fail, no other check can be made.
+        One finding per check. If the names, shapes or values are wrong, the other checks are skipped.
 
     Raises:
         ValueError: if the variables are no model's.

@@ -12,7 +12,7 @@ from jaxleak._base import Batch, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.precision import FULL, Precision
 
-#: Multiples of what a change of the images by rounding changes in the gradient, that a client may be off.
+#: A client may be off by this many times what a change of the images by rounding changes in the gradient.
 _TIMES_ROUNDING = 100.0
 _ROUNDING = 1e-6
 _RELATIVE = 1e-3

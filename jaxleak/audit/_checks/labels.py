@@ -99,8 +99,8 @@ def label_of_rows(called: str, gradient: HeadLayer, weights: HeadLayer, precisio
 
     Their gradient is `z delta^T` with an unknown z (`jaxleak.attacks._inversion.class_rows`), and in `delta =
     softmax(logits) - onehot(y)` the entry of the label alone is negative. Nothing is proven unless the gradient has
-    rank one, the entries sum to zero, and exactly one has its sign. Of which sign it is counts where there is a bias,
-    whose z is known: the sign of the update then need be as stated only if two entries are all that are not rounding.
+    rank one, the entries sum to zero, and exactly one has its sign. With a bias, whose z is known, the sign is read off
+    the update itself; the stated sign has to be trusted only if no more than two entries exceed rounding.
 
     Args:
         called: the names of the leaves, in words.

@@ -109,7 +109,7 @@ def _has_activations(case: Case) -> bool:
 
 
 def _by_their_knowledge(case: Case) -> tuple[str, ...]:
-    """The attackers: who knows the loss and the defense, as far as they are stated, and who ignores one of them."""
+    """The attackers: one knows the loss and the defense, as far as they are stated; others ignore one of them."""
     if case.defense is None:
         # Whatever scales the update, or the gradients of single samples, is to the last one a part of the loss.
         return ("fedleak", ANY_LOSS) if case.defended and not why_not(case) else ("fedleak",)
@@ -149,8 +149,8 @@ def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, b
 def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
-    Who knows a defense may ignore it, and finds more that way behind little noise. Where another loss explains the
-    update by far better than the stated one, who knows no loss searches as well.
+    An attacker who knows a defense may ignore it, and finds more that way behind little noise. Where another loss
+    explains the update far better than the stated one, an attacker who knows no loss searches as well.
 
     Args:
         case: the audited update.
