@@ -232,7 +232,10 @@ def _at(attack, problem, x):
             {"labels": "joint"},
             'labels=\'joint\' optimises labels, but RowSpaces reads none: choose "none", "given" or a rule',
         ),
-        ({"labels": "none", "compare": client_updates.Gradients(objectives.cosine), "shifts": ()}, "got labels='none'"),
+        (
+            {"labels": "none", "compare": client_updates.Gradients(objectives.cosine), "shifts": ()},
+            "labels='none' is for comparisons that read no labels",
+        ),
         ({"candidate": client_updates.generator_weights()}, "shifts move the candidate's pixels"),
         ({"smoothing": client_updates.smoothing(1, 30, finish=0.1)}, "smoothing takes a start and an end only"),
         ({"compare": client_updates.RowSpaces(ridge=0.0)}, "ridge must be > 0"),

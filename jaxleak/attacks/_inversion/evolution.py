@@ -33,7 +33,8 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
 
     The variables are the mean of the search distribution, which is also what it recommends. An update draws a
     population around it, evaluates `value_fn` at every member, and moves mean, step size and covariance. No gradients
-    are computed. A member whose value is not finite ranks last. Beyond `DIAGONAL_ABOVE` numbers the covariance is diagonal (sep-CMA-ES, Ros & Hansen 2008).
+    are computed. A member whose value is not finite ranks last. Beyond `DIAGONAL_ABOVE` numbers the covariance is
+    diagonal (sep-CMA-ES, Ros & Hansen 2008).
 
     Args:
         population: members per generation, in [2, 1e6]; None takes 4 + floor(3 ln n) for n numbers (Hansen 2016,

@@ -109,7 +109,7 @@ def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
             for where in layer.positions
         ]
         found = jax.tree.map(lambda *parts: jnp.stack(parts), *solutions)
-        # If several leaves solve the equations, prefer what lies in [0, 1]; among those, the first of `layer.positions`.
+        # If several leaves solve the equations, prefer what lies in [0, 1], and then the first of `layer.positions`.
         best = jnp.argmin(jnp.where(found.misfit < CONSISTENT_BELOW, found.outside, jnp.inf))
         best = jnp.where(found.misfit.min() < CONSISTENT_BELOW, best, jnp.argmin(found.misfit))
         state = jax.tree.map(lambda part: part[best], found)
