@@ -140,7 +140,7 @@ class AnyLoss(NamedTuple):
             return gradients.compare(seen_by_any_loss(setup.model, observation), x, y, mask, sharpness)
 
         def simulate(observation: Observation, x: jax.Array, sharpness: Sharpness) -> PyTree:
-            batch = Batch(x[:, None], jnp.zeros(len(x), jnp.int32), jnp.arange(len(x)))  # whose labels are not read
+            batch = Batch(x[:, None], jnp.zeros(len(x), jnp.int32), jnp.arange(len(x)))  # the labels are not read
             return share(seen_by_any_loss(setup.model, observation).params, batch, sharpness=sharpness)
 
         return DataTerm(compare, gradients.matched_below, simulate)
