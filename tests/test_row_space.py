@@ -1,6 +1,7 @@
 """Row spaces in place of gradients: the distance against NumPy, the layers it reads, and the search for a shift."""
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from slowness import slow_among, slow_but
 from jaxleak import _tree, attacks, audit, models, objectives
 from jaxleak._base import Batch
 from jaxleak.attacks import client_updates, presets
-from jaxleak.attacks._inversion.row_space import informative_layers
+from jaxleak.attacks._inversion.row_space import informative_layers, normalised_layers
 from jaxleak.attacks._inversion.shift_search import ShiftSearch, shift
 from jaxleak.threats import SERVER_WITHOUT_INDICES, Threat, view
 
@@ -93,6 +94,33 @@ def test_layers_are_the_first_informative_ones():
     assert informative_layers(model, plan, 4) == ("stage_1_block_0/conv_0/kernel", "stage_1_block_0/conv_1/kernel")
     with pytest.raises(ValueError, match=r"at most 0.5 output pixels per input of each; with batch_size = 9999"):
         informative_layers(model, plan, 9999)
+
+
+class _PartlyNormalised(nn.Module):
+    """A stem, which nothing normalises, a convolution that batch statistics normalise, and a dense layer likewise."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Conv(16, (3, 3), strides=(4, 4), name="stem")(x))
+        x = nn.Conv(6, (3, 3), use_bias=False, name="conv")(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x)).reshape(len(x), -1)
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(7, name="dense")(x))
+        return nn.Dense(CLASSES, name="head")(nn.relu(x))
+
+
+def test_the_layers_that_statistics_normalise_are_found_in_networks_of_any_kind():
+    own = models.classifier(_PartlyNormalised(), image_shape=(8, 8, 3), num_classes=CLASSES)
+    layers = ("conv/kernel", "dense/kernel", "head/kernel")
+    assert normalised_layers(own, layers, "train", 2) == {"conv/kernel", "dense/kernel"}
+    assert normalised_layers(own, ("stem/kernel",), "train", 2) == set()
+    assert normalised_layers(own, layers, "eval", 2) == set()
+    built_in = models.convnet((6, 6, 8), CLASSES, channels=(8, 8), strides=(1, 2), batch_norm=True)
+    layers = ("conv_0/kernel", "conv_1/kernel", "head/kernel")
+    assert normalised_layers(built_in, layers, "train", 1) == set(layers[:2])
+    assert (
+        normalised_layers(models.convnet((6, 6, 8), CLASSES, channels=(8,), strides=(1,)), layers[:1], "train", 1)
+        == set()
+    )
 
 
 def test_a_layer_with_exactly_half_as_many_output_pixels_as_inputs_is_informative():

@@ -7,11 +7,13 @@ in, of the first layers that have fewer output pixels than inputs of each: half 
 no labels.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Observation, PyTree
@@ -29,6 +31,8 @@ LARGEST_SHARE = 0.5
 #: Below this distance the row spaces count as matched. This is a convention: the ridge leaves .009 at the truth,
 #: answers of SSIM .97 had up to .017, tinted ones .03 and .06, misses .15.
 ROWS_MATCHED_BELOW = 0.02
+#: Relative change of the logits below which a number that was added to a layer's outputs had no effect but rounding.
+_SAME_LOGITS = 1e-2
 
 
 class RowSpaces(NamedTuple):
@@ -56,7 +60,7 @@ class RowSpaces(NamedTuple):
         _validate.count(layers=self.layers)
         _validate.positive(ridge=self.ridge)
         layers = informative_layers(setup.model, self, setup.batch_size)
-        measure = distance_of_rows(setup.model, self, layers, setup.mode)
+        measure = distance_of_rows(setup.model, self, layers, setup.mode, setup.batch_size)
 
         def compare(
             observation: Observation, x: jax.Array, y: jax.Array, mask: PyTree, sharpness: Sharpness
@@ -85,20 +89,50 @@ def informative_layers(model: Classifier, plan: RowSpaces, batch_size: int) -> t
     return tuple(fit[: plan.layers])
 
 
+@functools.lru_cache(maxsize=16)
+def normalised_layers(
+    model: Classifier, layers: tuple[str, ...], mode: BatchNormMode, batch_size: int
+) -> frozenset[str]:
+    """Which of these layers have outputs that batch statistics centre, so that the gradients at them sum to zero.
+
+    A number that is added to an output everywhere then changes nothing behind it. The layer's rows are fewer than its
+    inputs, so that some change of the kernel adds that number to all of them. The change is made in the model's initial
+    weights, on random images.
+    """
+    if not model.mixes_images(mode):
+        return frozenset()
+    with jax.ensure_compile_time_eval():  # where an attack is made inside of a compiled function, too
+        variables = model.init(jax.random.key(0))
+        x = jax.random.uniform(jax.random.key(1), (batch_size, *model.image_shape))
+        logits = jax.jit(lambda params: model.apply({**variables, "params": params}, x, mode=mode).logits)
+        rows, leaves = model.rows(variables, x, mode=mode), _tree.named_leaves(variables["params"])
+        right, centred = np.asarray(logits(variables["params"])), set()
+        for name in layers:
+            read = np.asarray(rows[name])
+            matrix = model.matrix(name, leaves[name])
+            size = np.std(read @ np.asarray(matrix))
+            added, *_ = np.linalg.lstsq(read, np.full(len(read), size, np.float32), rcond=None)
+            (change,) = jax.linear_transpose(lambda leaf, name=name: model.matrix(name, leaf), leaves[name])(
+                jnp.asarray(added)[:, None] * jax.random.normal(jax.random.key(2), (1, matrix.shape[1]))
+            )
+            moved = np.asarray(logits(_tree.replaced(variables["params"], {name: leaves[name] + change})))
+            if np.abs(moved - right).max() < _SAME_LOGITS * max(np.abs(right).max(), np.finfo(right.dtype).tiny):
+                centred.add(name)
+    return frozenset(centred)
+
+
 def distance_of_rows(
-    model: Classifier, plan: RowSpaces, layers: tuple[str, ...], mode: BatchNormMode
+    model: Classifier, plan: RowSpaces, layers: tuple[str, ...], mode: BatchNormMode, batch_size: int
 ) -> Callable[[PyTree, PyTree, jax.Array, Sharpness], jax.Array]:
     """Mean of `row_space_distance` over such layers, from variables, payload, images and sharpness."""
+    normalised = normalised_layers(model, layers, mode, batch_size)
 
     def distance(variables: PyTree, payload: PyTree, x: jax.Array, sharpness: Sharpness) -> jax.Array:
         rows = model.rows(variables, x, mode=mode, sharpness=sharpness)
         total = jnp.zeros(())
         for name in layers:
-            gradient = _tree.named_leaves(payload)[name]
-            # In these models statistics normalise the outputs of every convolution or of none, and of no dense layer.
-            centred = model.mixes_images(mode) and gradient.ndim == 4
-            matrix = model.matrix(name, gradient)
-            total += row_space_distance(rows[name], matrix, ridge=plan.ridge, centred=centred)
+            matrix = model.matrix(name, _tree.named_leaves(payload)[name])
+            total += row_space_distance(rows[name], matrix, ridge=plan.ridge, centred=name in normalised)
         return total / len(layers)
 
     return distance

@@ -82,7 +82,9 @@ def _gradient(share: protocols.ClientShare) -> Any:
 def _distance(model: models.Classifier, share: protocols.ClientShare, compare: str, batch_size: int) -> Any:
     if compare == "row_spaces":
         plan = client_updates.RowSpaces()
-        of_rows = distance_of_rows(model, plan, informative_layers(model, plan, batch_size), share.batch_norm)
+        of_rows = distance_of_rows(
+            model, plan, informative_layers(model, plan, batch_size), share.batch_norm, batch_size
+        )
 
     @jax.jit
     def distance(variables: PyTree, observed: PyTree, x: jax.Array, y: jax.Array, sharpness: jax.Array) -> jax.Array:
