@@ -83,11 +83,15 @@ def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     certified, not_certified = (bars.patches for bars in figure.axes[0].containers)
     cases = stored["metrics"]["by_case"].values()
     similar = {case["psnr"]: case["ssim"] for case in cases}
-    # As the page says: seventeen cases, in each of which the images are right.
-    assert len(certified) == 17
-    assert min(similar[bar.get_width()] for bar in certified) >= 0.925
-    reasons_of_similar = [reason for case in cases if case["ssim"] > 0.97 for reason in case["reasons"]]
-    assert not any(reason.startswith("No image is certified") for reason in reasons_of_similar)
+    # As the page says: sixteen cases, in each of which the images are right; of one image that is right there is none.
+    assert len(certified) == 16
+    assert min(similar[bar.get_width()] for bar in certified) >= 0.905
+    missed = [
+        case
+        for case in cases
+        if case["ssim"] > 0.97 and any(reason.startswith("No image is certified") for reason in case["reasons"])
+    ]
+    assert [(case["network"], case["batch_norm"], case["batch_size"]) for case in missed] == [("NormCnn", "eval", 1)]
     assert len(certified) + len(not_certified) == len(cases)
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(set(rows)) == len(rows)

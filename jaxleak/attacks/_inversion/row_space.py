@@ -101,22 +101,26 @@ def normalised_layers(
     """
     if not model.mixes_images(mode):
         return frozenset()
+
+    @jax.jit
+    def outputs(variables: PyTree, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        rows = model.rows(variables, x, mode=mode)
+        return model.apply(variables, x, mode=mode).logits, {name: rows[name] for name in layers}
+
+    centred = set()
     with jax.ensure_compile_time_eval():  # where an attack is made inside of a compiled function, too
-        variables = model.init(jax.random.key(0))
+        variables = jax.jit(model.init)(jax.random.key(0))
         x = jax.random.uniform(jax.random.key(1), (batch_size, *model.image_shape))
-        logits = jax.jit(lambda params: model.apply({**variables, "params": params}, x, mode=mode).logits)
-        rows, leaves = model.rows(variables, x, mode=mode), _tree.named_leaves(variables["params"])
-        right, centred = np.asarray(logits(variables["params"])), set()
-        for name in layers:
-            read = np.asarray(rows[name])
-            matrix = model.matrix(name, leaves[name])
-            size = np.std(read @ np.asarray(matrix))
-            added, *_ = np.linalg.lstsq(read, np.full(len(read), size, np.float32), rcond=None)
-            (change,) = jax.linear_transpose(lambda leaf, name=name: model.matrix(name, leaf), leaves[name])(
-                jnp.asarray(added)[:, None] * jax.random.normal(jax.random.key(2), (1, matrix.shape[1]))
-            )
-            moved = np.asarray(logits(_tree.replaced(variables["params"], {name: leaves[name] + change})))
-            if np.abs(moved - right).max() < _SAME_LOGITS * max(np.abs(right).max(), np.finfo(right.dtype).tiny):
+        logits, rows = jax.tree.map(np.asarray, outputs(variables, x))
+        for name, read in rows.items():
+            leaf = _tree.named_leaves(variables["params"])[name]
+            matrix = np.asarray(model.matrix(name, leaf))
+            added, *_ = np.linalg.lstsq(read, np.full(len(read), np.std(read @ matrix), np.float32), rcond=None)
+            change = added[:, None] * np.random.default_rng(0).standard_normal((1, matrix.shape[1]), np.float32)
+            (of_leaf,) = jax.linear_transpose(lambda leaf, name=name: model.matrix(name, leaf), leaf)(change)
+            params = _tree.replaced(variables["params"], {name: leaf + of_leaf})
+            moved, _ = outputs({**variables, "params": params}, x)
+            if np.abs(moved - logits).max() < _SAME_LOGITS * max(np.abs(logits).max(), np.finfo(logits.dtype).tiny):
                 centred.add(name)
     return frozenset(centred)
 
