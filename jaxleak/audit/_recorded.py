@@ -26,8 +26,8 @@ def watch(
         protocol: what runs.
         threat: what is kept.
         private: the whole set to run on.
-        state: where to start, e.g. `protocol.init(key)`; round t draws its batch from `fold_in(key, t)`.
-        key: random key of the rounds.
+        state: where to start, such as `protocol.init(init_key)`.
+        key: random key of the rounds, another one than that of the start: round t draws its batch from `fold_in(key, t)`.
         rounds: number of rounds, > 0.
 
     Returns:

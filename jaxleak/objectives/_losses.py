@@ -47,7 +47,7 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     return cross_entropy(jax.nn.softmax(logits), y)
 
 
-def takes_distributions(loss: Loss) -> bool:
+def needs_distributions(loss: Loss) -> bool:
     """Whether the soft labels of a loss must sum to one; of a loss from elsewhere that is not known."""
     return loss in (cross_entropy, double_softmax_cross_entropy, smoothed_cross_entropy, focal_loss)
 

@@ -11,7 +11,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
-from jaxleak.objectives._losses import takes_distributions
+from jaxleak.objectives._losses import needs_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 from jaxleak.protocols._sampling import defense_key, draw_batch
@@ -189,7 +189,7 @@ class ClientShare:
 
     def _check(self, batch: Batch) -> None:
         _validate.batch_of_images(batch.x, self.model.image_shape)
-        distributions = takes_distributions(self.loss)
+        distributions = needs_distributions(self.loss)
         _validate.batch_labels(batch.y, batch.x.shape[0], self.model.num_classes, distributions=distributions)
 
 
@@ -288,7 +288,7 @@ def client(
         return ProtocolState(jnp.zeros((), jnp.int32), start, (), memory(defense, start["params"], *axes))
 
     def check(private: Batch) -> None:
-        distributions = takes_distributions(share.loss)
+        distributions = needs_distributions(share.loss)
         _validate.private_set(private, num_samples, model.num_classes, distributions=distributions)
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:

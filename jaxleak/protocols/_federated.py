@@ -11,7 +11,7 @@ from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcri
 from jaxleak.defenses import Defense
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
-from jaxleak.objectives._losses import takes_distributions
+from jaxleak.objectives._losses import needs_distributions
 from jaxleak.protocols._defending import check_defense, defended, memory
 from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, defense_key, draw_batch, draw_worker_batches
@@ -133,7 +133,7 @@ def _protocol(
         return ProtocolState(jnp.zeros((), jnp.int32), params, transform.init(params), memory(defense, params))
 
     def check(private: Batch) -> None:
-        _validate.private_set(private, num_samples, model.num_classes, distributions=takes_distributions(loss))
+        _validate.private_set(private, num_samples, model.num_classes, distributions=needs_distributions(loss))
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         check(private)

@@ -18,7 +18,7 @@ from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
-from jaxleak.objectives._losses import takes_distributions
+from jaxleak.objectives._losses import needs_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 
@@ -149,7 +149,7 @@ def federated_averaging(
     def run(key: jax.Array, state: FederatedState, data: Batch, rounds: int) -> FederatedState:
         _validate.count_or_zero(rounds=rounds)
         _validate.batch_of_images(data.x, model.image_shape)
-        _validate.batch_labels(data.y, len(data.x), model.num_classes, distributions=takes_distributions(loss))
+        _validate.batch_labels(data.y, len(data.x), model.num_classes, distributions=needs_distributions(loss))
         last = max(int(part.max()) for part in parts)
         if last >= len(data.y):
             raise ValueError(f"parts name sample {last}, but there are {len(data.y)} samples")

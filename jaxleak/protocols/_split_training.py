@@ -18,7 +18,7 @@ from jaxleak.defenses import SPLIT_PLACES, Defense
 from jaxleak.defenses._base import in_order
 from jaxleak.models import BottomTopModel
 from jaxleak.objectives import cross_entropy
-from jaxleak.objectives._losses import takes_distributions
+from jaxleak.objectives._losses import needs_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, mean_of_examples
 from jaxleak.protocols._objective import objective
 from jaxleak.protocols._sampling import SAMPLINGS, Sampling, defense_key, draw_batch
@@ -178,7 +178,7 @@ def _party_records(
 
 
 def _check(model: BottomTopModel, num_samples: int, loss: Loss, private: Batch) -> None:
-    _validate.private_set(private, num_samples, model.num_classes, distributions=takes_distributions(loss))
+    _validate.private_set(private, num_samples, model.num_classes, distributions=needs_distributions(loss))
     model.check_padding(private.x)
 
 

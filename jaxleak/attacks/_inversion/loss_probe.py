@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxleak._base import Loss
 from jaxleak.objectives import cross_entropy
-from jaxleak.objectives._losses import takes_distributions
+from jaxleak.objectives._losses import needs_distributions
 
 #: Relative difference of two gradients above which they are not those of one loss; rounding leaves about 1e-6.
 _SAME_BELOW = 1e-3
@@ -39,7 +39,7 @@ def check_soft_labels(loss: Loss, classes: int, batch_size: int) -> None:
     Raises:
         ValueError: if the loss takes no soft labels, or has another gradient with them.
     """
-    if takes_distributions(loss):  # jaxleak's own, which take labels of both shapes
+    if needs_distributions(loss):  # jaxleak's own, which take labels of both shapes
         return
     # Labels (1,) and (C,) broadcast against logits (B, C), so that a loss without them would seem to take them.
     several = 3 if classes == 2 else 2

@@ -101,7 +101,7 @@ def informed(
         model: the model under attack.
         share: what the client computes before its defense.
         settings: settings of the attack that does not know.
-        batch_size: B >= 1, the number of images behind one payload.
+        batch_size: B >= 1, the number of all images behind one payload, as `inversion` counts them.
         round: number >= 0 of the payload's round, for noise that decays.
         variables: variables of the model under attack, where `reads_weights` and they are not as drawn; None draws
             some.
