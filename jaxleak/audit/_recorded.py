@@ -27,7 +27,8 @@ def watch(
         threat: what is kept.
         private: the whole set to run on.
         state: where to start, such as `protocol.init(init_key)`.
-        key: random key of the rounds, another one than that of the start: round t draws its batch from `fold_in(key, t)`.
+        key: random key of the rounds, another one than that of the start. Round t draws its batch from
+            `fold_in(key, t)`.
         rounds: number of rounds, > 0.
 
     Returns:
