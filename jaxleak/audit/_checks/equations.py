@@ -27,6 +27,7 @@ from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
 _LABELS = "labels in the batch"
+_OF_HEAD = "equations of the head"
 RANK = "batch size by rank"
 _ONE_LOGIT = "The network has one logit, whose gradient sums to zero over its two classes"
 #: How often noise as large as is stated is taken for smaller noise.
@@ -61,7 +62,12 @@ def check_head(
             "The network ends in no dense layer that is known and trained: in a convolution, for example, or something "
             "follows that layer, such as a scale of the logits."
         )
-        return [Finding("equations of the head", "not applicable", why)]
+        return [Finding(_OF_HEAD, "not applicable", why)]
+    if not head.kernel_gradient.any():
+        why = "The gradient of the last dense layer's kernel is zero, as that of a layer which is not trained."
+        return [Finding(_OF_HEAD, "not applicable", why)]
+    if head.bias_gradient is not None and not head.bias_gradient.any():
+        head = head._replace(bias_gradient=None)
     sums, size = _sums_over_classes(head, samples * epochs), _size_of_the_bias_gradient(head, samples)
     rank = _rank(head, samples, epochs, steps)
     sign = [_unless_refuted(finding, sums, size, rank) for finding in _sign(head, samples)]

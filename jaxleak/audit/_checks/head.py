@@ -77,8 +77,7 @@ def head_of(
 ) -> Head | None:
     """The gradient and the weights of the model's last dense layer, as float64.
 
-    None where it is not known, where something follows it (a scale of the logits, for example, or a gate), or where its
-    gradient is zero, as that of a frozen layer: equations of it would divide zero by zero.
+    None where it is not known, or where something follows it: a scale of the logits, for example, or a gate.
     """
     if not model.head:
         return None
@@ -91,14 +90,9 @@ def head_of(
     def read(leaf: jax.Array | None) -> np.ndarray | None:
         return None if leaf is None else np.asarray(leaf, np.float64)
 
-    kernel_gradient, bias_gradient = np.asarray(gradient.kernel, np.float64), read(gradient.bias)
-    if not kernel_gradient.any():
-        return None
-    if bias_gradient is not None and not bias_gradient.any():
-        bias_gradient = None
     return Head(
-        kernel_gradient,
-        bias_gradient,
+        np.asarray(gradient.kernel, np.float64),
+        read(gradient.bias),
         np.asarray(weights.kernel, np.float64),
         read(weights.bias),
         precision,

@@ -291,6 +291,7 @@ def _changed(s: attacks.Settings, case: Case) -> attacks.Settings:
     if case.tv is not None:
         s = s.weighing(tv=case.tv)
     if case.tv_kind is not None:
+        _validate.one_of(("anisotropic", "isotropic", "sum", "relative"), tv_kind=case.tv_kind)
         if s.weight("tv") == 0:
             raise ValueError(
                 f"tv_kind is the form of a variation that {case.attack} weighs with 0 here; give tv > 0 as well, or "
