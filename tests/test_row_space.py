@@ -123,6 +123,23 @@ def test_the_layers_that_statistics_normalise_are_found_in_networks_of_any_kind(
     )
 
 
+class _BeginsAtZero(nn.Module):
+    """A branch of next to no weight, which nothing normalises, and a head that begins with zeros."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.relu(nn.Conv(16, (3, 3), strides=(4, 4), name="stem")(x))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(16, (3, 3), name="normal")(x)))
+        x = x + 1e-4 * nn.relu(nn.Conv(16, (3, 3), name="free")(x))
+        return nn.Dense(CLASSES, name="head", kernel_init=nn.initializers.zeros)(x.reshape(len(x), -1))
+
+
+def test_a_layer_that_hardly_changes_the_logits_is_not_taken_for_a_normalised_one():
+    model = models.classifier(_BeginsAtZero(), image_shape=(8, 8, 3), num_classes=CLASSES)
+    layers = ("normal/kernel", "free/kernel", "head/kernel")
+    assert normalised_layers(model, layers, "train", 2) == {"normal/kernel"}
+
+
 def test_a_layer_with_exactly_half_as_many_output_pixels_as_inputs_is_informative():
     model = models.convnet((6, 6, 8), CLASSES, channels=(4,), strides=(1,))  # 36 pixels, 3 * 3 * 8 inputs of each
     assert informative_layers(model, client_updates.RowSpaces(layers=1), 1) == ("conv_0/kernel",)

@@ -31,8 +31,11 @@ LARGEST_SHARE = 0.5
 #: Below this distance the row spaces count as matched. This is a convention: the ridge leaves .009 at the truth,
 #: answers of SSIM .97 had up to .017, tinted ones .03 and .06, misses .15.
 ROWS_MATCHED_BELOW = 0.02
-#: Relative change of the logits below which a number that was added to a layer's outputs had no effect but rounding.
-_SAME_LOGITS = 1e-2
+#: A number that is added to a layer's outputs has no effect but rounding if it changes the logits by less than this
+#: share of what another sign of the kernel changes.
+_NO_EFFECT_BELOW = 1e-2
+#: Standard deviation of the weights with which normalised layers are looked for, where the initial ones are zero.
+_IN_PLACE_OF_ZEROS = 0.1
 
 
 class RowSpaces(NamedTuple):
@@ -95,9 +98,11 @@ def normalised_layers(
 ) -> frozenset[str]:
     """Which of these layers have outputs that batch statistics centre, so that the gradients at them sum to zero.
 
-    A number that is added to an output everywhere then changes nothing behind it. The layer's rows are fewer than its
-    inputs, so that some change of the kernel adds that number to all of them. The change is made in the model's initial
-    weights, on random images.
+    A number that is added to an output everywhere then changes nothing behind it, whereas another sign of the kernel
+    does. The layer's rows are fewer than its inputs, so that some change of the kernel adds that number to all of them.
+    The changes are made in the model's initial weights, on random images. Leaves of zeros, with which heads and the
+    ends of residual branches often begin, would hide what is below them, and get random numbers. A layer without any
+    effect counts as not normalised: the distance is then zero at the truth in either case, and only says less.
     """
     if not model.mixes_images(mode):
         return frozenset()
@@ -109,7 +114,8 @@ def normalised_layers(
 
     centred = set()
     with jax.ensure_compile_time_eval():  # where an attack is made inside of a compiled function, too
-        variables = jax.jit(model.init)(jax.random.key(0))
+        initial = jax.jit(model.init)(jax.random.key(0))
+        variables = {**initial, "params": _without_zeros(initial["params"])}
         x = jax.random.uniform(jax.random.key(1), (batch_size, *model.image_shape))
         logits, rows = jax.tree.map(np.asarray, outputs(variables, x))
         for name, read in rows.items():
@@ -118,11 +124,24 @@ def normalised_layers(
             added, *_ = np.linalg.lstsq(read, np.full(len(read), np.std(read @ matrix), np.float32), rcond=None)
             change = added[:, None] * np.random.default_rng(0).standard_normal((1, matrix.shape[1]), np.float32)
             (of_leaf,) = jax.linear_transpose(lambda leaf, name=name: model.matrix(name, leaf), leaf)(change)
-            params = _tree.replaced(variables["params"], {name: leaf + of_leaf})
-            moved, _ = outputs({**variables, "params": params}, x)
-            if np.abs(moved - logits).max() < _SAME_LOGITS * max(np.abs(logits).max(), np.finfo(logits.dtype).tiny):
+            moved = (_tree.replaced(variables["params"], {name: other}) for other in (leaf + of_leaf, -leaf))
+            shifted, negated = (
+                np.abs(outputs({**variables, "params": params}, x)[0] - logits).max() for params in moved
+            )
+            if shifted < _NO_EFFECT_BELOW * negated:
                 centred.add(name)
     return frozenset(centred)
+
+
+def _without_zeros(params: PyTree) -> PyTree:
+    """The parameters, with small random numbers in place of leaves that are zero everywhere."""
+    rng = np.random.default_rng(1)
+    drawn = {
+        name: jnp.asarray(_IN_PLACE_OF_ZEROS * rng.standard_normal(leaf.shape), leaf.dtype)
+        for name, leaf in _tree.named_leaves(params).items()
+        if not np.any(leaf)
+    }
+    return _tree.replaced(params, drawn)
 
 
 def distance_of_rows(
