@@ -16,6 +16,7 @@ import pytest
 import reference
 from jax._src import distributed as jax_distributed
 from jax._src.clusters.k8s_cluster import K8sCluster
+from jax.sharding import AxisType
 
 from experiments import cafe_scale
 from jaxleak import _mesh, attacks, audit, models, protocols, threats
@@ -89,8 +90,12 @@ def test_what_cannot_be_shared_out_is_refused():
     with pytest.raises(ValueError, match=r"single axis .devices., got the axes \('columns',\)"):
         aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, other)
 
+    explicit = jax.make_mesh((1,), ("devices",), axis_types=(AxisType.Explicit,))
+    with pytest.raises(ValueError, match=r"axis of type Auto.* got an explicit one"):
+        aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, explicit)
+
     class Three:
-        size, axis_names = 3, ("devices",)
+        size, axis_names, axis_types = 3, ("devices",), (AxisType.Auto,)
 
     with pytest.raises(ValueError, match=r"must divide d1=8 and d2=16, .* divisors of 8 do; got 3"):
         aggregated.shard_cafe(MODEL, _plan(), state, PRIVATE, Three())

@@ -8,6 +8,7 @@ batch touches. Tables divided by rows would be exchanged whole at every product 
 import math
 
 import jax
+from jax.sharding import AxisType
 
 from jaxleak import _mesh
 from jaxleak._base import Batch
@@ -25,18 +26,23 @@ def shard_cafe(
         plan: plan for the matrix-free solver.
         state: state before the first round, or restored from a checkpoint.
         private: x (N, P, d1), the parties' features (`models.frozen_features`).
-        mesh: a mesh with the single axis "devices", such as `jax.make_mesh((4,), ("devices",))`; every process holds
-            the same `state` and `private`.
+        mesh: a mesh with the single axis "devices", whose sharding the compiler decides, such as
+            `jax.sharding.Mesh(jax.devices(), ("devices",))`; every process holds the same `state` and `private`.
 
     Returns:
         State and private set: V and the bias gradients are divided along d2, `projected` and x along d1, and every
         device holds the rest.
 
     Raises:
-        ValueError: if the plan factorises, the mesh has other axes, or the number of devices does not divide d1 and d2.
+        ValueError: if the plan factorises, the mesh has other axes or an explicit one, as `jax.make_mesh` gives unless
+            asked, or the number of devices does not divide d1 and d2.
     """
     if mesh.axis_names != (_mesh.AXIS,):
         raise ValueError(f'mesh must have the single axis "{_mesh.AXIS}", got the axes {mesh.axis_names}')
+    if AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            'mesh must have an axis of type Auto, as of jax.sharding.Mesh(devices, ("devices",)), got an explicit one'
+        )
     if plan.direct:
         raise ValueError("several devices need solver='matrix_free': a factorisation runs on one host")
     if model.width % mesh.size or model.feature_size % mesh.size:
