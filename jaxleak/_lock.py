@@ -18,7 +18,7 @@ HOLDER_FILE = ".lock.holder"
 #: What file systems without locks answer; runs on them are not protected from each other.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-#: Seconds to ask for the lock: a holder that ends takes its file away, and who asks just then has to ask again.
+#: Seconds to ask for the lock: a holder that ends takes its file away, and whoever asks just then has to ask again.
 _PATIENCE = 0.1
 
 _held: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()

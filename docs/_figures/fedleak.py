@@ -185,12 +185,12 @@ def _psnr_by(figure: "Figure", axes: "Axes", numbers: Sequence[int], what: str, 
 
 
 def adam(*stored: dict[str, Any], path: Path) -> None:
-    """What a step of Adam leaves to who undoes it and to who does not, a run for each of `ADAM`."""
+    """What a step of Adam leaves to an attacker who undoes it and to one who does not, a run for each of `ADAM`."""
     _bars_of_runs(stored, ADAM, "A step of Adam hides little from those who undo it", path)
 
 
 def any_loss(*stored: dict[str, Any], path: Path) -> None:
-    """What four images leak to who knows neither the loss nor the labels, and to who knows both: runs of `ANY_LOSS`."""
+    """What four images leak without the loss and the labels, and with both: runs of `ANY_LOSS`."""
     _bars_of_runs(stored, ANY_LOSS, "An unknown loss costs one to two dB", path)
 
 

@@ -196,8 +196,8 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
 def any_loss(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
     """FedLeak as we recommend it, without the loss and without labels (ours): see `client_updates.AnyLoss`.
 
-    For one gradient of one client. The answer has no labels. Steps twice as long as those of `fedleak`
-    did better on four images behind a ConvNet.
+    For one gradient of one client. The answer has no labels. Steps twice as long as those of `fedleak` did better on
+    four images behind a ConvNet.
 
     Args:
         iterations: steps of Adam at 0.1 with cosine decay; otherwise as in `fedleak`.

@@ -68,7 +68,7 @@ def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     """
     expected = _flat(like, shapes_only=True)
     if os.path.isdir(path):
-        # Takes a second to import, which who reads files does not owe.
+        # The import takes a second, which a caller who reads files alone does not wait for.
         from jaxleak.models._orbax_weights import read_folder
 
         def compare(stored: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:

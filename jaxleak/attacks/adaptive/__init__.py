@@ -1,4 +1,4 @@
-"""What an attacker does who knows the defense and its strength, of a client's update, of rounds or of a vertical run.
+"""What an attacker who knows a defense and its strength does with an update, with rounds or with a vertical run.
 
 For an attack on one client's update, call `informed`. It takes the defense and what the client computes before it. It
 gives the share that the attacker simulates, and the settings with which it attacks. `informed_rounds` is for the
@@ -91,7 +91,7 @@ def informed(
     weights: Mapping[str, float] | None = None,
     prior: PriorName | None = None,
 ) -> Informed:
-    """What the attacker runs who knows that the client has this defense, with this strength.
+    """What an attacker who knows that the client has this defense, with this strength, runs.
 
     It is given nothing but that and the observation.
 
@@ -162,12 +162,12 @@ def informed(
 
 
 def reads_weights(defense: Defense) -> bool:
-    """Whether who knows this defense draws on the weights of the attacked model, `informed`'s `variables`."""
+    """Whether an attacker who knows this defense draws on the attacked model's weights, `informed`'s `variables`."""
     return defense.mechanism is not None and isinstance(defense.mechanism.noise, TensorNoise | PrivateNoise)
 
 
 def reads_prior(defense: Defense) -> bool:
-    """Whether who knows this defense compares by a likelihood in nats, beside which `informed`'s `prior` stands."""
+    """Whether an attacker who knows this defense compares by a likelihood, beside which `informed`'s `prior` stands."""
     return defense.mechanism is not None and isinstance(
         defense.mechanism.noise, GaussianNoise | LaplaceNoise | TensorNoise
     )

@@ -1,4 +1,4 @@
-"""What an attacker does who knows that fake gradients stand before the aggregated gradient of every round."""
+"""What an attacker who knows that fake gradients stand before every round's aggregated gradient does."""
 
 import math
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ RoundsAttack = Literal["cafe_censored", "cafe_ordinal"]
 
 
 class InformedRounds(NamedTuple):
-    """What an attacker of aggregated gradients runs who knows the defense."""
+    """What an attacker of aggregated gradients who knows the defense runs."""
 
     attack: Attack  # watches the rounds and solves them
     plan: CafeExactPlan  # how many rounds that takes
@@ -61,7 +61,7 @@ def informed_rounds(
     invert: bool = True,
     seed: int = 0,
 ) -> InformedRounds:
-    """What the attacker of aggregated gradients runs who knows the defense before them, with its strength.
+    """What an attacker of aggregated gradients who knows the defense before them, with its strength, runs.
 
     It is given nothing but that, the frozen model and the rounds.
 

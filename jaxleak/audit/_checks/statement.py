@@ -72,7 +72,7 @@ def _untouched(
 ) -> list[Finding]:
     """Continuous noise leaves no entry at zero, and rounding few where the noise is far larger than its steps.
 
-    Noise too small to matter is stated by who only clips, and not looked for.
+    Clients that only clip state noise that is too small to matter, and it is not looked for.
     """
     if not isinstance(noise, GaussianNoise | LaplaceNoise):
         return []

@@ -196,7 +196,7 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
 
 
 def _rounded_products() -> list[str]:
-    """What a user should know who has JAX round products on this device."""
+    """What a user should know whose JAX rounds products on this device."""
     if not (setting := rounding_of_products()):
         return []
     return [

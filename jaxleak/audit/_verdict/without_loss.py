@@ -62,7 +62,7 @@ def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
     """
     found = np.zeros(len(answer.x), bool)
     if case.share.model.mixes_images(case.share.batch_norm):
-        return found  # statistics of the batch hide the brightness from who knows the loss as well
+        return found  # batch statistics hide the brightness, whether or not the loss is known
     for place in range(len(found)):
         x = answer.x.copy()
         x[place] *= _DIMMED
