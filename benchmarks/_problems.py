@@ -51,13 +51,14 @@ class Inversion(NamedTuple):
 
     def run(self, executor: str, length: int) -> tuple[_invert.InversionRun, Any]:
         """`length` iterations from the beginning: the final state and the stacked infos."""
+        loop = _invert.loop_of(self.trials)
         if executor == "jit over the loop":
-            return _invert._scan(self.trials, self.begin, self.observation, KEY, length)
-        one = _invert._step if executor == "jit per step" else _invert._advance
+            return loop.scan(self.begin, self.observation, KEY, length)
+        one = loop.step if executor == "jit per step" else loop.advance
         with jax.disable_jit(executor == "jax.disable_jit"):
             state, infos = self.begin, []
             for _ in range(length):
-                state, info = one(self.trials, state, self.observation, KEY)
+                state, info = one(state, self.observation, KEY)
                 infos.append(info)
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *infos)
 
@@ -68,12 +69,12 @@ class Inversion(NamedTuple):
 
     def compiled_loop(self, length: int) -> Callable[[], tuple[_invert.InversionRun, Any]]:
         """`run("jit over the loop", length)`, compiled here and now."""
-        compiled = _invert._scan.lower(self.trials, self.begin, self.observation, KEY, length).compile()
+        compiled = _invert.loop_of(self.trials).scan.lower(self.begin, self.observation, KEY, length).compile()
         return lambda: compiled(self.begin, self.observation, KEY)
 
     def compiled_step(self) -> jax.stages.Compiled:
         """The program of one step, to be asked for its costs."""
-        return _invert._step.lower(self.trials, self.begin, self.observation, KEY).compile()
+        return _invert.loop_of(self.trials).step.lower(self.begin, self.observation, KEY).compile()
 
 
 def photographs(model: models.Classifier, batch_size: int) -> Batch:
@@ -104,7 +105,7 @@ def inversion(
     private = photographs(model, batch_size)
     mesh = _mesh.device_mesh(devices) if devices > 1 else None
     trials = _invert.Trials(attack, restarts, microbatch or restarts, mesh)
-    start = _invert._start(attack, audit.template_of(private), restarts, KEY)
+    start = _invert.both_ends(attack, restarts).start(audit.template_of(private), KEY)
     begin = _invert.InversionRun(jnp.zeros((), jnp.int32), start)
     if mesh is not None:
         begin = _invert.placed(begin, mesh, batch_size if restarts == 1 else restarts)

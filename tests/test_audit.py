@@ -1,3 +1,5 @@
+import gc
+import weakref
 from typing import NamedTuple
 
 import chex
@@ -11,7 +13,7 @@ import reference
 from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, Reconstruction, Transcript
 from jaxleak.attacks import aggregated, presets
-from jaxleak.audit._invert import _length
+from jaxleak.audit import _invert
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
@@ -74,6 +76,25 @@ def test_infos_are_those_of_every_round(uninterrupted):
     assert int(state.bad_round) == -1
     assert infos["size"][-1] == pytest.approx(float(jnp.linalg.norm(state.attack["x"])))
     assert len(set(infos["size"].tolist())) == 7
+
+
+def test_an_inversion_compiles_once_and_lets_go_of_its_attack_with_the_programs():
+    traced = []
+
+    def step(key, state, observation):
+        traced.append(1)
+        return TOY.attack.step(key, state, observation)
+
+    seen = Observation(jnp.int32(0), payload={"w": jnp.ones(3)})
+    attack, alive = TOY.attack._replace(step=step), weakref.ref(step)
+    for _ in range(2):
+        audit.invert(attack, seen, PRIVATE, key=KEY, iterations=2)
+    assert len(traced) == 1
+    del attack, step
+    _invert.both_ends.cache_clear()
+    _invert.loop_of.cache_clear()
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("executor", ["step", "eager"])
@@ -302,19 +323,19 @@ def test_attacks_run_where_jax_computes_in_64_bits():
 class TestLengthOfAnInversion:
     def test_an_attack_without_a_schedule_has_to_be_told(self):
         with pytest.raises(ValueError, match="iterations must be given: this attack has no schedule"):
-            _length(TOY.attack, None)
-        assert _length(TOY.attack, 3) == 3
+            _invert._length(TOY.attack, None)
+        assert _invert._length(TOY.attack, 3) == 3
 
     def test_a_schedule_is_run_to_its_end_unless_it_is_cut_short_which_is_said(self, caplog):
         planned = TOY.attack._replace(iterations=5)
-        assert _length(planned, None) == _length(planned, 5) == 5
+        assert _invert._length(planned, None) == _invert._length(planned, 5) == 5
         assert not caplog.records
-        assert _length(planned, 4) == 4
+        assert _invert._length(planned, 4) == 4
         assert "cut short: 4 iterations of a schedule of 5" in caplog.text
         with pytest.raises(ValueError, match=r"iterations must be at most 5, .* got 6"):
-            _length(planned, 6)
+            _invert._length(planned, 6)
         with pytest.raises(ValueError, match="iterations must be"):
-            _length(TOY.attack, 0)
+            _invert._length(TOY.attack, 0)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
 
+#: The number of attacks whose compiled programs are kept. An audit of one update runs fewer.
+KEPT = 32
+
 
 class InversionRun(NamedTuple):
     """All that an inversion carries; a checkpoint holds exactly this."""
@@ -95,7 +98,8 @@ def invert(
     microbatch = on_device if microbatch is None else microbatch
     _validate.count_in_range(1, on_device, microbatch=microbatch)
     _validate.finite(observation.payload, "the observed payload")
-    state = InversionRun(jnp.zeros((), jnp.int32), _start(attack, template_of(template), restarts, key))
+    ends = both_ends(attack, restarts)
+    state = InversionRun(jnp.zeros((), jnp.int32), ends.start(template_of(template), key))
     history: dict[str, np.ndarray] = {}
     if checkpoints is not None:
         checkpoints.bind(
@@ -109,20 +113,20 @@ def invert(
         )
         state, history = checkpoints.restore_with_history(state)
     # From shapes alone, before hours go into an answer that could not be read.
-    _require_answer(
-        jax.eval_shape(functools.partial(_answers, attack, restarts), state.attack, observation), template, restarts
-    )
+    _require_answer(jax.eval_shape(ends.answers, state.attack, observation), template, restarts)
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:
         images = jax.eval_shape(attack.reconstruct, state.attack, observation).x.shape[0] if restarts == 1 else 0
         state = placed(state, trials.mesh, images or restarts)
         observation, key = jax.device_put((observation, key), _mesh.replicated(trials.mesh))
 
+    loop = loop_of(trials)
+
     def run_chunk(carry: InversionRun, length: int) -> tuple[InversionRun, dict[str, Any]]:
         if executor == "scan":
-            return _scan(trials, carry, observation, key, length)
-        one = _advance if executor == "eager" else _step
-        return one_by_one(lambda c: one(trials, c, observation, key), carry, length)
+            return loop.scan(carry, observation, key, length)
+        one = loop.advance if executor == "eager" else loop.step
+        return one_by_one(lambda c: one(c, observation, key), carry, length)
 
     first, lowered = int(state.iteration), None
     if first > iterations:
@@ -130,14 +134,14 @@ def invert(
     if first == iterations:
         _log.warning("nothing is left to do: the answer is that of the checkpoint of iteration %d", first)
     if first < iterations and executor == "scan":
-        lowered = _scan.lower(trials, state, observation, key, min(chunk, iterations - first))
+        lowered = loop.scan.lower(state, observation, key, min(chunk, iterations - first))
     elif first < iterations and executor == "step":
-        lowered = _step.lower(trials, state, observation, key)
+        lowered = loop.step.lower(state, observation, key)
     with within_memory(lowered, _what_lowers_memory(trials)):
         state, infos = in_chunks(run_chunk, state, first, iterations, chunk, callbacks, checkpoints, history)
     for line in frozen_trials(infos):
         _log.warning(line)
-    answers = _answers(attack, restarts, state.attack, observation)
+    answers = ends.answers(state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
 
 
@@ -158,7 +162,7 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
     """
     if restarts < 2:
         raise ValueError(f"restarts must be > 1: a single start is what invert returns, got {restarts}")
-    return _answers(attack, restarts, run.attack, observation)
+    return both_ends(attack, restarts).answers(run.attack, observation)
 
 
 def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> None:
@@ -226,19 +230,60 @@ class Trials(NamedTuple):
     mesh: Mesh | None = None
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _start(attack: Attack, template: Batch, restarts: int, key: jax.Array) -> PyTree:
-    return start_trials(attack, jax.random.fold_in(key, 2), template, restarts)
+class Ends(NamedTuple):
+    """What comes before and after the loop, compiled."""
+
+    start: Any  # `(template, key) -> states`
+    answers: Any  # `(states, observation) -> Reconstruction`
 
 
-def _advance(
-    trials: Trials, carry: InversionRun, observation: Observation, key: jax.Array
-) -> tuple[InversionRun, dict[str, jax.Array]]:
-    k = jax.random.fold_in(jax.random.fold_in(key, 3), carry.iteration)
-    state, info = step_trials(
-        trials.attack, k, carry.attack, observation, trials.restarts, together=_all_trials(trials)
-    )
-    return InversionRun(carry.iteration + 1, state), info
+class Loop(NamedTuple):
+    """One iteration, the same compiled, and a compiled chunk of them."""
+
+    advance: Callable[..., tuple[InversionRun, dict[str, jax.Array]]]  # `(carry, observation, key)`
+    step: Any  # likewise
+    scan: Any  # `(carry, observation, key, length)`
+
+
+# Another call with the same attack compiles nothing. Attacks hold weights and generators, and are let go in the end: a
+# cache of JAX's own, with the attack as a static argument, would keep thousands of them.
+@functools.lru_cache(maxsize=KEPT)
+def both_ends(attack: Attack, restarts: int) -> Ends:
+    """The compiled programs around the loop; they are kept for the last `KEPT` attacks."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def start(template: Batch, key: jax.Array) -> PyTree:
+        return start_trials(attack, jax.random.fold_in(key, 2), template, restarts)
+
+    @jax.jit
+    def answers(states: PyTree, observation: Observation) -> Reconstruction:
+        if restarts == 1:
+            return attack.reconstruct(states, observation)
+        return jax.lax.map(lambda state: attack.reconstruct(state, observation), states)
+
+    return Ends(start, answers)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def loop_of(trials: Trials) -> Loop:
+    """The programs of the loop; they are kept for the last `KEPT` attacks."""
+
+    def advance(
+        carry: InversionRun, observation: Observation, key: jax.Array
+    ) -> tuple[InversionRun, dict[str, jax.Array]]:
+        k = jax.random.fold_in(jax.random.fold_in(key, 3), carry.iteration)
+        state, info = step_trials(
+            trials.attack, k, carry.attack, observation, trials.restarts, together=_all_trials(trials)
+        )
+        return InversionRun(carry.iteration + 1, state), info
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def scan(
+        carry: InversionRun, observation: Observation, key: jax.Array, length: int
+    ) -> tuple[InversionRun, dict[str, jax.Array]]:
+        return jax.lax.scan(lambda c, _: advance(c, observation, key), carry, length=length)
+
+    return Loop(advance, jax.jit(advance), scan)
 
 
 def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Array]]]:
@@ -267,20 +312,3 @@ def placed(state: InversionRun, mesh: Mesh, rows: int) -> InversionRun:
         return jax.device_put(leaf, _mesh.divided(mesh, leaf.ndim, 0) if has_rows else _mesh.replicated(mesh))
 
     return jax.tree.map(place, state)
-
-
-_step = functools.partial(jax.jit, static_argnums=0)(_advance)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def _scan(
-    trials: Trials, carry: InversionRun, observation: Observation, key: jax.Array, length: int
-) -> tuple[InversionRun, dict[str, jax.Array]]:
-    return jax.lax.scan(lambda c, _: _advance(trials, c, observation, key), carry, length=length)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _answers(attack: Attack, restarts: int, states: PyTree, observation: Observation) -> Reconstruction:
-    if restarts == 1:
-        return attack.reconstruct(states, observation)
-    return jax.lax.map(lambda state: attack.reconstruct(state, observation), states)
