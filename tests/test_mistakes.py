@@ -111,7 +111,12 @@ def test_the_client_is_the_same_in_another_mode(client, mode, other):
     assert share.batch_norm == other
     assert {name: getattr(share, name) for name in options} == options
     assert share.model is client.share.model
-    assert mistakes.MISTAKES["another mode of batch normalisation"](own)["share"] is share
+    again = mistakes.MISTAKES["another mode of batch normalisation"](own)["share"]
+    assert again == share  # so that nothing is compiled twice
+    assert hash(again) == hash(share)
+    if other == "eval":
+        unknown = own._replace(variables={"params": own.variables["params"]})
+        assert mistakes.MISTAKES["another mode of batch normalisation"](unknown) is None
 
 
 def test_equal_neighbouring_axes_are_swapped_in_one_leaf(client):

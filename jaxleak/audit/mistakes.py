@@ -8,7 +8,6 @@
 `python -m experiments.mistakes` does that for five models, and docs/audit_checks.md has what came of it.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,8 +19,9 @@ import numpy as np
 import optax
 
 from jaxleak import protocols
-from jaxleak._base import Batch, BatchNormMode, Loss, PyTree
+from jaxleak._base import Batch, Loss, PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.symmetry import in_other_mode
 from jaxleak.audit._similarity import closest
 from jaxleak.audit._verdict.verdict import Verdict
 from jaxleak.metrics._images import RECOGNISED_ABOVE
@@ -62,17 +62,8 @@ def _batch_size(client: Client) -> Claim:
 
 
 def _other_mode(client: Client) -> Claim | None:
-    share = client.share
-    if not share.model.has_running_statistics:
-        return None
-    other: BatchNormMode = "eval" if share.batch_norm == "train" else "train"
-    return _claim(client, share=_in_mode(share, other))
-
-
-@functools.cache
-def _in_mode(share: protocols.ClientShare, batch_norm: BatchNormMode) -> protocols.ClientShare:
-    """The same client in another mode; the same object every time, so that nothing is compiled twice."""
-    return share.in_mode(batch_norm)
+    other = in_other_mode(client.share, client.variables)
+    return None if other is None else _claim(client, share=other)
 
 
 def _swapped(client: Client) -> Claim | None:

@@ -105,7 +105,9 @@ def vanishing(sizes: dict[str, tuple[float, float]]) -> list[str]:
 
 def shares_of_norm(payload: PyTree) -> dict[str, float]:
     """The norm of every leaf over that of the whole payload."""
-    return _shares_of_norm(payload)
+    norms = {name: float(np.linalg.norm(np.asarray(leaf, np.float64))) for name, leaf in named_leaves(payload).items()}
+    total = np.sqrt(sum(value**2 for value in norms.values()))
+    return {name: value / max(total, 1e-300) for name, value in norms.items()}
 
 
 def _directions(params: PyTree) -> tuple[tuple[str, int], ...]:
@@ -198,14 +200,8 @@ def _clients(share: ClientShare, variables: PyTree, samples: int, keys: Any, pre
 
 
 def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
-    shares = [_shares_of_norm(gradient) for gradient in gradients]
+    shares = [shares_of_norm(gradient) for gradient in gradients]
     return {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
-
-
-def _shares_of_norm(payload: PyTree) -> dict[str, float]:
-    norms = {name: float(np.linalg.norm(np.asarray(leaf, np.float64))) for name, leaf in named_leaves(payload).items()}
-    total = np.sqrt(sum(value**2 for value in norms.values()))
-    return {name: value / max(total, 1e-300) for name, value in norms.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
