@@ -18,6 +18,7 @@ from jaxleak._base import PyTree
 from jaxleak._configuration import ConfigMismatchError, check_same, described
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak._orbax import quiet
+from jaxleak._replacing import replacing
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -153,9 +154,8 @@ class Checkpoints:
                 "choose another folder or start over with fresh=True (--fresh)"
             )
         if _processes.is_writer():
-            partial = file.with_name(file.name + ".partial")
-            partial.write_text(json.dumps(self._config, indent=2))
-            os.replace(partial, file)
+            with replacing(file) as partial:
+                partial.write_text(json.dumps(self._config, indent=2))
 
     def _metadata_if_any(self, step: int) -> dict[str, Any]:
         try:

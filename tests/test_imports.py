@@ -40,6 +40,7 @@ FLOORS = {
             "_precision",
             "_processes",
             "_registry",
+            "_replacing",
             "_stated",
             "_steps",
             "_tree",

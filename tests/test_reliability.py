@@ -21,6 +21,7 @@ import pytest
 from jaxleak import _memory, audit
 from jaxleak._base import Attack, Batch, Observation, Protocol, Reconstruction
 from jaxleak._lock import FolderInUseError, lock_folder
+from jaxleak._replacing import replacing
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, StoppedBySignal, _programs, run_command
@@ -499,3 +500,22 @@ class TestMemory:
     def test_free_memory_is_known_here(self):
         free = _memory.available_bytes(jax.devices("cpu")[0])
         assert free is None or 1e6 < free < 1e15
+
+
+class TestReplacing:
+    def test_a_file_is_replaced_at_the_end_and_stays_on_an_error(self, tmp_path):
+        path = tmp_path / "some.txt"
+        path.write_text("old")
+
+        def fails():
+            with replacing(path) as partial:
+                partial.write_text("ne")
+                raise OSError("no space")
+
+        with pytest.raises(OSError, match="no space"):
+            fails()
+        assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+        with replacing(path) as partial:
+            partial.write_text("new")
+            assert path.read_text() == "old"
+        assert [file.read_text() for file in tmp_path.iterdir()] == ["new"]

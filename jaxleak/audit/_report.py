@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxleak._replacing import replacing
 from jaxleak.audit._verdict import Verdict
 from jaxleak.audit._verdict.verdict import called
 from jaxleak.metrics._images import RECOGNISED_ABOVE
@@ -88,9 +89,8 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
         provenance=provenance,
     )
     path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
     return path
 
 

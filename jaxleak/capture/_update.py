@@ -11,6 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from jaxleak._base import PyTree
+from jaxleak._replacing import replacing
 from jaxleak._stated import Kind
 from jaxleak._steps import weight_of_steps
 from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
@@ -52,11 +53,9 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
             if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **{"framework": _framework(update), **facts})
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
     contiguous = {name: np.ascontiguousarray(array) for name, array in taken.arrays.items()}
-    safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
-    partial.replace(path)
+    with replacing(Path(path)) as partial:
+        safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
 
 
 def as_update(update: Any, **facts: Any) -> Update:

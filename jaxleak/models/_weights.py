@@ -10,6 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxleak._base import PyTree
+from jaxleak._replacing import replacing
 
 #: Names of dtypes in the format, for all that weights are made of here.
 _DTYPES = {
@@ -40,10 +41,8 @@ def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
     for name, leaf in leaves.items():
         if leaf.dtype not in _NAMES:
             raise ValueError(f"{name}: dtype must be one of {', '.join(map(str, _NAMES))}, got {leaf.dtype}")
-    path = pathlib.Path(path)
-    partial = path.with_name(path.name + ".partial")
-    safetensors.numpy.save_file(leaves, partial)
-    partial.replace(path)
+    with replacing(pathlib.Path(path)) as partial:
+        safetensors.numpy.save_file(leaves, partial)
 
 
 def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:

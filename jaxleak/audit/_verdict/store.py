@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import struct
 import time
 import zipfile
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxleak._lock import lock_folder
+from jaxleak._replacing import replacing
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.checkpoint import Checkpoints
 
@@ -114,9 +114,8 @@ class Store:
         if self.folder is not None:
             fields = answer._asdict()
             arrays = {field: fields.pop(field) for field in _ARRAYS}
-            partial = self.folder / f"{name}.partial.npz"
-            np.savez(partial, **{field: array for field, array in arrays.items() if array is not None})
-            os.replace(partial, self.folder / f"{name}.npz")
+            with replacing(self.folder / f"{name}.npz") as partial, partial.open("wb") as file:
+                np.savez(file, **{field: array for field, array in arrays.items() if array is not None})
             self._notes["answers"][name] = fields
         self.note()
 
@@ -145,6 +144,5 @@ def _damaged(file: Path, why: object) -> ValueError:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a kill leaves either the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_text(text)
