@@ -88,7 +88,8 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
         "leave 4.5% of the update unexplained by the stated loss, and 1.3% by a loss that is fitted" in warning.evidence
     )
     assert warning.cause == (
-        "another loss, such as one with class weights or label smoothing, or labels that the search took wrong"
+        "another loss or scale, such as class weights, label smoothing or another learning rate, or labels that the "
+        "search took wrong"
     )
     assert warning.option.startswith("--loss other")
     outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
@@ -362,11 +363,14 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     assert near.shown.all()
     assert not far.shown.any()
     (warning,) = unexplained(far)
-    assert "leave 3.2% of the update unexplained. After several local steps a certificate takes" in warning.evidence
+    assert (
+        "leave 3.2% of the update unexplained. Where no loss can be fitted to the update, a certificate takes"
+        in warning.evidence
+    )
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
-    assert "leave 3.2% of the update unexplained, and a certificate after several local steps takes" in told(far)
-    _, (reason,) = decide([], Labels.none(10), near, [], [])
-    assert reason.endswith("if the loss, the learning rate and the momentum are as stated.")
+    assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no loss" in told(far)
+    _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss and the learning rate are")
+    assert reason.endswith("if the loss and the learning rate are as stated.")
 
 
 def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():

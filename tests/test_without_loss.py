@@ -1,5 +1,6 @@
 """What a search without the loss leaves open: mixtures of images, and their brightness."""
 
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 import reference
 from small_updates import answer_of, case_of
 
-from jaxleak import Observation, audit, models, protocols
+from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
@@ -110,16 +111,40 @@ def test_one_program_serves_all_searches_without_the_loss():
 
 
 @pytest.mark.parametrize(
-    ("remainder", "fitted", "samples", "explained"),
-    [(0.015, 0.001, 2, True), (0.04, 0.039, 2, True), (0.04, 0.02, 2, False), (0.04, 0.02, 1, True)],
+    ("remainder", "fitted", "shown", "explained"),
+    [(0.015, 0.001, False, True), (0.04, 0.039, False, True), (0.04, 0.02, False, False), (0.04, 0.02, True, True)],
 )
-def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, samples, explained):
+def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, shown, explained):
     model, variables = network(biases=True)
     _, gradient = sent(model, variables, 2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
-    case = case_of(protocols.ClientShare(model), seen)._replace(samples=samples, show=lambda *_: None)
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=2, loss_shown=shown, show=lambda *_: None)
     monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=fitted))
     found = as_stated(case, answer_of(agreement=np.ones(2))._replace(remainder=remainder))
     assert found.explained == explained
     assert found.shown.all() == explained
     assert as_stated(case._replace(defended=True), answer_of()._replace(remainder=0.9)).explained
+
+
+def test_where_no_loss_can_be_fitted_little_may_remain():
+    """As behind a frozen head, whose gradient is not sent."""
+    model, variables = network(biases=True)
+    _, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model._replace(head=None)), seen)._replace(samples=2)
+    for remainder, explained in ((0.015, True), (0.04, False)):
+        found = as_stated(case, answer_of(agreement=np.ones(2))._replace(remainder=remainder))
+        assert (found.explained, found.fitted_remainder) == (explained, None)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_samples_loss_is_shown_where_the_head_has_a_bias_gradient(monkeypatch, bias):
+    model, variables = network(biases=bias)
+    batch = Batch(reference.uniform(1, 1, *model.image_shape), jnp.zeros(1, jnp.int32), jnp.arange(1))
+    gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
+    cases = []
+    monkeypatch.setattr(
+        sys.modules["jaxleak.audit._verdict.update"], "run_stages", lambda case: cases.append(case) or []
+    )
+    audit.update(model, variables, gradient, batch_size=1)
+    assert cases[0].loss_shown == bias

@@ -97,7 +97,9 @@ def judged(
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = findings + out_of_range(best)
-    outcome, reasons = decide(findings, labels, best, tried, said, attacked=ended(answers, case.loss_known))
+    outcome, reasons = decide(
+        findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=_stated(case)
+    )
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
@@ -247,6 +249,13 @@ def numbers_of(
     return numbers | scored, ordered
 
 
+def _stated(case: Case) -> str:
+    """What must be as stated for images that a search found."""
+    if case.share.total_steps > 1:
+        return "the loss, the learning rate and the momentum are"
+    return "the loss and the learning rate are" if case.precision.of_weights else "the loss is"
+
+
 def told(answer: Answer) -> str:
     """What an attack tried, and how near its answer came, in a sentence."""
     counted = answer.counted_agreement
@@ -258,7 +267,7 @@ def told(answer: Answer) -> str:
     if answer.remainder is not None and not answer.explained:
         agreement += f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
         if answer.allowed is not None:
-            agreement += f"a certificate after several local steps takes at most {answer.allowed:.1%}"
+            agreement += f"a certificate takes at most {answer.allowed:.1%} where no loss can be fitted to the update"
         else:
             agreement += f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes"
             agreement += " up for it"

@@ -64,6 +64,7 @@ class Case(NamedTuple):
     defended: bool = False  # whether the client has changed its update in a way that equations do not survive
     defense: Defense | None = None  # how, where that is known
     loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
+    loss_shown: bool = False  # whether equations of the only sample have shown that the loss is the cross-entropy
     precision: Precision = FULL  # the format in which the update was sent
     unknowns: int = 0  # how many numbers besides the pixels an answer leaves open, by which an unknown loss enters
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ from jaxleak import _validate, capture
 from jaxleak._base import Observation, PyTree
 from jaxleak._configuration import fingerprint
 from jaxleak._precision import rounding_of_products
-from jaxleak.audit._checks import Finding, check_known_images, checked_update, failed, precision_of
+from jaxleak.audit._checks import Finding, Precision, check_known_images, checked_update, failed, precision_of
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
+from jaxleak.audit._checks.predicted import ONE_SAMPLE
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
@@ -69,7 +70,7 @@ def update(
     names: Sequence[str] | None = None,
     show: Show | None = None,
     since: float | None = None,
-    **facts: Any,
+    **facts: Unpack[capture.FactOptions],
 ) -> Verdict:
     """Attack one update with what applies, in the order of cost, and say whether it leaks.
 
@@ -104,18 +105,21 @@ def update(
         A `Verdict`.
 
     Raises:
-        ValueError: on facts out of range or unknown, a defense that such a client cannot have, a truth of another
+        ValueError: on a model that is no `Classifier`, variables that are not finite, facts out of range or unknown, a
+            defense that such a client cannot have, a truth of another
             shape, or a folder that is damaged or of another audit.
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
+    _validate.made(Classifier, "models.from_torch", model=model)
     _validate.positive(minutes=minutes)
     _validate.seeds(seed=seed)
+    _validate.weights(variables)
+    variables = jax.tree.map(jnp.asarray, variables)  # NumPy's own floats are of 64 bits
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
-    _validate.variables(variables)
     whole = variables["params"]
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
@@ -133,20 +137,13 @@ def update(
         return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
     if moved:
         return inconsistent(moved, model, threat)
-    if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
-        evidence = "The weights after training are those before it in every entry."
-        cause = "one file was given for both, or nothing was trained"
-        return inconsistent([Finding("zeros", "failed", evidence, cause, "--weights, --update")], model, threat)
     parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
     scale = None if known.kind == "gradient" else per_weight(sent) / parts
     precision = precision_of(sent.arrays.values(), payload, per_weight=scale)
-    if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
-        evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
-        cause = "weights were rounded to 16 bits before they were sent or saved"
-        found = Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
-        return inconsistent([found], model, threat)
+    if unusable := _unusable_weights(payload, known, precision):
+        return inconsistent([unusable], model, threat)
     # A binary cross-entropy of one logit is the cross-entropy of two classes.
     loss_known = known.loss in (None, "cross_entropy") or (known.loss == BINARY_LOSS and model.one_logit)
     watch = Stopwatch()
@@ -166,7 +163,11 @@ def update(
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     key = jax.random.key(seed)
-    case = Case(share, seen, samples, store, key, shown, is_defended(known), defense, loss_known, precision)
+    case = Case(
+        share, seen, samples=samples, store=store, key=key, show=shown, defended=is_defended(known), defense=defense,
+        loss_known=loss_known, precision=precision,
+        loss_shown=any(finding.name == ONE_SAMPLE and finding.status == "passed" for finding in findings),
+    )  # fmt: skip
     answers, said = _attacked(case)
     said += _rounded_products() + _without_ssim(model.image_shape, answers)
     if store.left <= 0 and not any(answer.finished for answer in answers):
@@ -174,6 +175,19 @@ def update(
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
     return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
+
+
+def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:
+    """What is wrong with weights after training that say nothing of it."""
+    if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
+        evidence = "The weights after training are those before it in every entry."
+        cause = "one file was given for both, or nothing was trained"
+        return Finding("zeros", "failed", evidence, cause, "--weights, --update")
+    if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
+        evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
+        cause = "weights were rounded to 16 bits before they were sent or saved"
+        return Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
+    return None
 
 
 def _attacked(case: Case) -> tuple[list[Answer], list[str]]:

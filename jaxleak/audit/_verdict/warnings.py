@@ -25,7 +25,7 @@ from jaxleak.audit._verdict.verdict import (
 
 #: Name of the finding on whether any answer explains the update.
 EXPLAINED = "gradient explained"
-_ANOTHER = "another loss, such as one with class weights or label smoothing"
+_ANOTHER = "another loss or scale, such as class weights, label smoothing or another learning rate"
 _UNSEEN = (
     "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
     "momentum, dropout, or a defense"
@@ -45,7 +45,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
     if best is not None and best.matched and not best.explained:
         evidence = f"Images near the best answer leave {best.remainder:.1%} of the update unexplained"
         if best.allowed is not None:
-            evidence += f". After several local steps a certificate takes at most {best.allowed:.1%}."
+            evidence += f". Where no loss can be fitted to the update, a certificate takes at most {best.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
             option = "--learning-rate, --momentum, --local-steps, or --minutes"
         else:

@@ -36,16 +36,18 @@ def as_stated(case: Case, answer: Answer) -> Answer:
 
     Under another loss, starts may agree on images that make up for it. What images near the answer leave unexplained
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
-    statistics keep a descent from its end, both stay. After several steps no loss can be fitted, and little may remain.
+    statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
+    frozen head, little may remain.
     """
     if answer.remainder is None or case.defended or case.defense is not None:
         return answer
     allowed = _EXPLAINED_BELOW + rounding_of(case)
     if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
-    # Equations of one sample have shown its loss.
-    if case.samples == 1 or why_not(case) or answer.remainder <= allowed:
+    if case.loss_shown or answer.remainder <= allowed:
         return answer
+    if why_not(case):
+        return answer._replace(allowed=allowed)
     case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
     fitted = rival_of(under_any_loss(case), answer).answer_misfit
     return answer._replace(fitted_remainder=fitted)
