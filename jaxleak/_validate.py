@@ -5,6 +5,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 """
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -41,8 +42,12 @@ def count_or_zero(**named: int) -> None:
 
 def _whole(named: dict[str, int]) -> None:
     for name, value in named.items():
-        if value != int(value):
-            raise ValueError(f"{name} must be a whole number, got {value}")
+        try:
+            operator.index(value)
+        except TypeError as error:
+            # Shapes and counters take no float, not even a whole one.
+            which = ", a float" if value == int(value) else ""
+            raise ValueError(f"{name} must be a whole number, got {value}{which}") from error
         if value > np.iinfo(np.int32).max:
             raise ValueError(f"{name} must be at most {np.iinfo(np.int32).max}, got {value}")
 
@@ -117,6 +122,8 @@ def some_of(allowed: Collection[str], **named: Collection[str]) -> None:
 def _in_some_range(name: str, value: Any) -> bool:
     """Whether a number is any but NaN, which is in no range; raise `ValueError` if it is no number."""
     try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
         return not math.isnan(value)
     except OverflowError:  # an integer that no float can hold
         return True
@@ -234,6 +241,33 @@ def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
         )
 
 
+def made(kind: type, maker: str, **named: Any) -> None:
+    """Raise `ValueError` unless every value is of this kind; `maker` is what makes one."""
+    for name, value in named.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {_kind_of(value)}")
+
+
+def random_key(**named: Any) -> None:
+    """Raise `ValueError` unless every value is one random key, as `jax.random.key` makes."""
+    import jax  # for its keys alone; options are checked before JAX is imported
+
+    for name, value in named.items():
+        typed = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+        raw = not typed and getattr(value, "dtype", None) == np.uint32 and getattr(value, "ndim", 0) == 1
+        if not (raw or (typed and value.shape == ())):
+            got = f"an array of shape {value.shape}" if typed else _kind_of(value)
+            raise ValueError(f"{name} must be one random key, as jax.random.key(0) makes, got {got}")
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else _one(type(value))
+
+
+def _one(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+
+
 def variables(tree: Any) -> None:
     """Raise `ValueError` unless the tree is a model's variables, {"params": ..., "batch_stats": ...}."""
     if not isinstance(tree, Mapping) or "params" not in tree:
@@ -242,6 +276,19 @@ def variables(tree: Any) -> None:
             'variables must be {"params": ..., "batch_stats": ...}, as the init of a model gives them, not the '
             f"parameters alone; got {held}"
         )
+
+
+def weights(tree: Any) -> None:
+    """Raise `ValueError` unless the tree is a model's variables, whose parameters are finite floats."""
+    variables(tree)
+    import jax  # for trees alone; options are checked before JAX is imported
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree["params"]):
+        name, values = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf)
+        if not jax.numpy.issubdtype(values.dtype, jax.numpy.floating):
+            raise ValueError(f"variables must hold floats, got {values.dtype} in {name}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"variables must be finite, got NaN or infinity in {name}: has the training diverged?")
 
 
 def finite(tree: Any, where: str) -> None:

@@ -502,3 +502,26 @@ def test_flowers_server_records_what_it_sends_and_every_reply(tmp_path):
     older = type("FedAvg", (), {"configure_fit": lambda *_: [], "aggregate_fit": lambda *_: None})
     with pytest.raises(TypeError, match=r"FedAvg is a strategy of the older flwr.server.strategy.*capture.flower_mod"):
         capture.flower_strategy(older(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record", [capture.flower_mod, lambda folder, **facts: capture.flower_strategy(_Recorded(), folder, **facts)]
+)
+def test_a_fact_that_there_is_not_is_refused_before_the_federation_runs(record, tmp_path):
+    with pytest.raises(TypeError, match=r"lerning_rate is not a fact about a client"):
+        record(tmp_path, lerning_rate=0.1)
+    with pytest.raises(ValueError, match=r"local_steps must be"):
+        record(tmp_path, local_steps=0)
+
+
+class _Recorded:
+    def configure_train(self, server_round, arrays):
+        raise NotImplementedError
+
+    aggregate_train = configure_train
+
+
+def test_the_keyword_arguments_of_facts_are_its_fields():
+    fields = [field.name for field in dataclasses.fields(capture.Facts)]
+    assert list(capture.FactOptions.__annotations__) == fields
+    assert capture.FactOptions.__total__ is False

@@ -67,7 +67,7 @@ NAMES = {
         Claim Client false_claims FalseClaims MISTAKES
     """,
     "jaxleak.capture": """
-        as_update Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays
+        as_update FactOptions Facts fit flower_mod flower_strategy gradient_of KINDS load named_arrays read_arrays
         read_npz_array save Update
     """,
     "jaxleak.checkpoint": """

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import os
+import typing
 from pathlib import Path
 
 from test_public_names import NAMES
@@ -50,7 +51,7 @@ def _defaults():
         for name in NAMES[module].split():
             thing = getattr(shown, name)
             callable_ = inspect.isfunction(thing) or (inspect.isclass(thing) and not issubclass(thing, Exception))
-            if id(thing) in seen or not callable_:
+            if id(thing) in seen or not callable_ or typing.is_typeddict(thing):
                 continue
             seen.add(id(thing))
             taken = inspect.signature(thing).parameters.values()

@@ -27,7 +27,9 @@ def test_positive_numbers_are_above_zero_and_finite_in_float32():
         _validate.positive(x=1, y=2, z=0)
 
 
-@pytest.mark.parametrize("value", [None, "5", (1,), np.arange(2)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [None, "5", (1,), np.arange(2), True, np.True_], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_number_is_refused_as_such(value):
     for check, bounds in (
         (_validate.positive, ()),
@@ -41,10 +43,11 @@ def test_what_is_no_number_is_refused_as_such(value):
 
 
 def test_counts_are_whole_and_fit_a_counter_of_32_bits():
-    _validate.count(x=1, y=2.0, z=2**31 - 1)
+    _validate.count(x=1, y=np.int64(2), z=2**31 - 1)
     for value in (0, -1, NAN):
         refused(_validate.count, value, "must be > 0, got ")
-    refused(_validate.count, 1.5, "must be a whole number, got 1.5")
+    refused(_validate.count, 1.5, "must be a whole number, got 1.5$")
+    refused(_validate.count, 2.0, "must be a whole number, got 2.0, a float$")
     refused(_validate.count, 2**31, "must be at most 2147483647, got 2147483648")
 
 

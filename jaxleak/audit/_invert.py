@@ -82,11 +82,19 @@ def invert(
         ConfigMismatchError: naming what differs, if the checkpoints are of another run.
         FloatingPointError: if what was observed is not finite.
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
-        ValueError: on arguments out of range, fewer iterations than a checkpoint has done, a transcript in place of
-            an observation, since it holds the truth, or an attack whose answer does not have the template's shapes.
+        ValueError: on arguments out of range or of another kind, fewer iterations than a checkpoint has done, a
+            transcript in place of an observation, since it holds the truth, or an attack whose answer does not have
+            the template's shapes.
     """
     if isinstance(observation, Transcript):
         raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
+    _validate.made(Attack, "attacks.inversion", attack=attack)
+    _validate.made(Observation, "threats.view", observation=observation)
+    _validate.made(Batch, "audit.template_of", template=template)
+    _validate.random_key(key=key)
+    _check_observed(observation)
+    if checkpoints is not None:
+        _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)
     iterations = _length(attack, iterations)
     _validate.count(chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
@@ -97,7 +105,6 @@ def invert(
     on_device = restarts if restarts == 1 or not devices else restarts // len(devices)
     microbatch = on_device if microbatch is None else microbatch
     _validate.count_in_range(1, on_device, microbatch=microbatch)
-    _validate.finite(observation.payload, "the observed payload")
     ends = both_ends(attack, restarts)
     state = InversionRun(jnp.zeros((), jnp.int32), ends.start(template_of(template), key))
     history: dict[str, np.ndarray] = {}
@@ -143,6 +150,14 @@ def invert(
         _log.warning(line)
     answers = ends.answers(state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def _check_observed(observation: Observation) -> None:
+    """Refuse values that are not finite, and log a payload that tells nothing."""
+    _validate.finite(observation.payload, "the observed payload")
+    _validate.finite(observation.params, "the observed parameters")
+    if not any(np.any(leaf) for leaf in jax.tree.leaves(observation.payload)):
+        _log.warning("the observed payload is zero everywhere, so that no answer explains it better than another")
 
 
 def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, restarts: int) -> Reconstruction:

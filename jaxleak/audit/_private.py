@@ -20,10 +20,15 @@ def check_private(protocol: Protocol, private: Batch) -> None:
     """Look at a private set once, before its rounds are compiled.
 
     Raises:
-        ValueError: if the protocol does not take it, such as one with labels out of range, or values are not finite.
+        ValueError: if the protocol does not take it, such as one with labels out of range, or if its index is out of
+            range or values are not finite.
     """
     if protocol.check is not None:
         protocol.check(private)
+    if private.index is not None and not isinstance(private.index, jax.core.Tracer):
+        index = np.asarray(private.index)
+        if index.size and (index.min() < 0 or index.max() >= len(index)):
+            raise ValueError(f"private.index must be in [0, {len(index)}), got {index.min()} to {index.max()}")
     for name, axes in _AXES.items():
         values = jnp.asarray(getattr(private, name))  # with the precision in which the rounds read them
         if isinstance(values, jax.core.Tracer) or bool(_all_finite(values)):

@@ -59,6 +59,10 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
             such as one with labels out of range, or one that is not finite.
     """
     _validate.count(restarts=restarts)
+    _validate.made(Attack, "jaxleak.attacks", attack=attack)
+    _validate.made(Protocol, "jaxleak.protocols", protocol=protocol)
+    _validate.made(Batch, "jaxleak.Batch", private=private)
+    _validate.random_key(key=key)
     check_private(protocol, private)
     template = template_of(private)
     attack_key = jax.random.fold_in(key, 2)
@@ -114,6 +118,9 @@ def run(
     """
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
+    _validate.made(Threat, "jaxleak.threats", threat=threat)
+    if checkpoints is not None:
+        _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)
     if state is not None:
         check_private(protocol, private)
     else:  # `start` checks it

@@ -6,13 +6,14 @@ plain safetensors, npz and PyTorch files, and gives it the names and shapes of a
 
 from jaxleak._stated import KINDS
 from jaxleak.capture._arrays import read_arrays, read_npz_array
-from jaxleak.capture._facts import Facts
+from jaxleak.capture._facts import FactOptions, Facts
 from jaxleak.capture._flower import flower_mod, flower_strategy
 from jaxleak.capture._names import fit
 from jaxleak.capture._update import Update, as_update, gradient_of, load, named_arrays, save
 
 __all__ = [
     "KINDS",
+    "FactOptions",
     "Facts",
     "Update",
     "as_update",

@@ -3,12 +3,38 @@
 import dataclasses
 import functools
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from jaxleak import _validate
 from jaxleak._registry import names_in
 from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS, Kind
+
+#: The fields that are whole numbers, and those that are real ones.
+_COUNTS = ("local_steps", "local_epochs", "batch_size")
+_REALS = ("learning_rate", "momentum", "strength", "clip", "noise_multiplier")
+
+
+class FactOptions(TypedDict, total=False):
+    """The fields of `Facts` as keyword arguments."""
+
+    kind: Kind
+    framework: str | None
+    loss: str | None
+    reduction: str | None
+    local_steps: int | None
+    local_epochs: int | None
+    learning_rate: float | None
+    momentum: float | None
+    batch_size: int | None
+    batch_norm: str | None
+    defense: str | None
+    strength: float | None
+    clip: float | None
+    noise_multiplier: float | None
+    frozen: Sequence[str] | None
+    eval_layers: Sequence[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +95,26 @@ class Facts:
             layers = getattr(self, name)
             if layers is None:
                 continue
-            if isinstance(layers, str) or not all(isinstance(layer, str) and layer for layer in layers):
+            if (
+                isinstance(layers, str)
+                or not isinstance(layers, Iterable)
+                or not all(isinstance(layer, str) and layer for layer in layers)
+            ):
                 raise ValueError(f"{name} must hold names of layers, got {layers!r}")
             object.__setattr__(self, name, tuple(layers))  # JSON has lists
-        _validate.count(**self._given("local_steps", "local_epochs", "batch_size"))
+        _validate.count(**self._given(*_COUNTS))
         _validate.below_one(**self._given("momentum"))
         _validate.positive(**self._given("learning_rate", "clip"))
         _validate.non_negative(**self._given("strength", "noise_multiplier"))
+        for kind, names in ((int, _COUNTS), (float, _REALS)):  # JSON knows no scalars of NumPy
+            for name, value in self._given(*names).items():
+                object.__setattr__(self, name, kind(value))
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @staticmethod
-    def of(**facts: Any) -> "Facts":
+    def of(**facts: Unpack[FactOptions]) -> "Facts":
         """Facts by name, which an audit takes as they are; those of a file may need its options.
 
         Raises:
@@ -95,7 +128,7 @@ class Facts:
                 'as loss="other" (another loss or scale, such as label smoothing) or as defense="other" (an update '
                 "that was changed after it was computed, such as by weight decay)"
             )
-        stated = Facts(**facts)
+        stated = Facts(**facts)  # type: ignore[arg-type]
         check_loss(stated.loss)
         if stated.defense not in (None, "none", "other", *_defenses()):
             raise ValueError(

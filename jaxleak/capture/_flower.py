@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
+from jaxleak.capture._facts import FactOptions, Facts
 from jaxleak.capture._update import save
 
 #: Names under which Flower's own strategies put the weights: of clients that are functions, and of `NumPyClient`.
 _RECEIVED, _SENT = ("arrays", "fitins.parameters"), ("arrays", "fitres.parameters")
 #: Where Flower's strategies tell a client the number of the round.
 _ROUND = "server-round"
+#: What Flower sends, where nothing else is stated.
+_SENT_BY_FLOWER = FactOptions(kind="weights", framework="flower")
 
 Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
 Strategy = TypeVar("Strategy")
 
 
-def flower_mod(folder: str | Path, **facts: Any) -> Mod:
+def flower_mod(folder: str | Path, **facts: Unpack[FactOptions]) -> Mod:
     """A mod that writes the weights which a client received and sent, and changes neither.
 
     Use it as `ClientApp(mods=[capture.flower_mod("recorded", local_steps=1, learning_rate=0.1, batch_size=4)])`. For
@@ -29,8 +32,10 @@ def flower_mod(folder: str | Path, **facts: Any) -> Mod:
         facts: what is known of the client, the fields of `Facts`; an update needs learning_rate and local_steps.
 
     Raises:
-        TypeError: on a fact that `Facts` does not have, when the first message arrives.
+        TypeError: on a fact that `Facts` does not have, which it names.
+        ValueError: as `save` on a fact out of its range.
     """
+    Facts.of(**facts)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         # Read before the client runs, which may train in place.
@@ -46,7 +51,7 @@ def flower_mod(folder: str | Path, **facts: Any) -> Mod:
     return mod
 
 
-def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Strategy:
+def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Unpack[FactOptions]) -> Strategy:
     """Make a server's strategy write the weights that it sends and receives, and change neither.
 
     Use it as `capture.flower_strategy(FedAvg(), "recorded", local_steps=1, learning_rate=0.1, batch_size=4)`. It writes
@@ -63,8 +68,10 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Str
 
     Raises:
         TypeError: if it has no such methods, as strategies of the older flwr.server.strategy; and on a fact that
-            `Facts` does not have, when the first reply arrives.
+            `Facts` does not have.
+        ValueError: as `save` on a fact out of its range.
     """
+    Facts.of(**facts)
     recorded: Any = strategy
     try:
         configure, aggregate = recorded.configure_train, recorded.aggregate_train
@@ -93,9 +100,9 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Any) -> Str
     return strategy
 
 
-def _write(folder: str | Path, name: str, arrays: dict[str, np.ndarray], **facts: Any) -> None:
+def _write(folder: str | Path, name: str, arrays: dict[str, np.ndarray], **facts: Unpack[FactOptions]) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    save(Path(folder) / f"{name}.safetensors", arrays, **{"kind": "weights", "framework": "flower", **facts})
+    save(Path(folder) / f"{name}.safetensors", arrays, **(_SENT_BY_FLOWER | facts))
 
 
 def _round(message: Any) -> str:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import hashlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import safetensors.numpy
@@ -15,10 +16,12 @@ from jaxleak._replacing import replacing
 from jaxleak._stated import Kind
 from jaxleak._steps import weight_of_steps
 from jaxleak.capture._arrays import read_arrays, tensor_to_numpy
-from jaxleak.capture._facts import Facts
+from jaxleak.capture._facts import FactOptions, Facts
 from jaxleak.capture._names import fit
 
 _HEADER = "jaxleak"
+
+_log = logging.getLogger("jaxleak")
 
 
 class Update(NamedTuple):
@@ -30,7 +33,7 @@ class Update(NamedTuple):
     sha256: str = ""  # digest of the file's contents; "" if there is no file
 
 
-def save(path: str | Path, update: Any, **facts: Any) -> None:
+def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
     """Write an update file, from whichever framework the client uses.
 
     In PyTorch, after `loss.backward()`: `capture.save("update.safetensors", net, batch_size=4, reduction="mean")`, or
@@ -46,19 +49,28 @@ def save(path: str | Path, update: Any, **facts: Any) -> None:
             mode that its layers of batch normalisation are in. If some of them are in training mode, `eval_layers` are
             by default those that are not.
 
+    Values that are not finite are written and logged: the client goes on, and an audit refuses the file.
+
     Raises:
+        FileNotFoundError: if the folder of `path` does not exist.
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
             `kind="difference"`, a module whose layers of batch normalisation are in another mode than is stated, or
             if there are no arrays, or a module's gradients are missing.
     """
-    taken = as_update(update, **{"framework": _framework(update), **facts})
+    taken = as_update(update, **(FactOptions(framework=_framework(update)) | facts))
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path must be in a folder that exists, got {path}")
+    bad = [name for name, array in taken.arrays.items() if not np.isfinite(array).all()]
+    if bad:
+        _log.warning("%s holds values that are not finite, so that an audit will refuse %s", bad[0], path)
     contiguous = {name: np.ascontiguousarray(array) for name, array in taken.arrays.items()}
-    with replacing(Path(path)) as partial:
+    with replacing(path) as partial:
         safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
 
 
-def as_update(update: Any, **facts: Any) -> Update:
+def as_update(update: Any, **facts: Unpack[FactOptions]) -> Update:
     """What `save` would write, without a file.
 
     Args:
@@ -69,7 +81,7 @@ def as_update(update: Any, **facts: Any) -> Update:
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: as `save`.
     """
-    stated = Facts.of(**{"frozen": _frozen(update), **facts})
+    stated = Facts.of(**(FactOptions(frozen=_frozen(update)) | facts))
     mode, eval_layers = _modes_of(update, stated.batch_norm)
     of_layers = stated.eval_layers if stated.eval_layers is not None else eval_layers
     stated = dataclasses.replace(stated, batch_norm=mode, eval_layers=of_layers)
@@ -220,6 +232,9 @@ def named_arrays(update: Any, *, kind: Kind = "gradient") -> dict[str, np.ndarra
         array = tensor_to_numpy(leaf) if _is_torch(leaf) else np.asarray(leaf)
         if array.dtype == object:
             raise ValueError(f"{name} must be an array, got {type(leaf).__name__}")
+        if array.dtype.kind in "cSUmM" or np.ma.isMaskedArray(leaf):
+            got = "a mask" if np.ma.isMaskedArray(leaf) else f"dtype {array.dtype}"
+            raise ValueError(f"{name} must be an array of real numbers, got {got}")
         arrays[name] = array
     # A state of Flax's NNX ends every path with the attribute that holds the array.
     if arrays and all(name.endswith(".value") for name in arrays):

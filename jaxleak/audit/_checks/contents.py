@@ -38,9 +38,9 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
         One finding per check. If the names, shapes or values are wrong, the other checks are skipped.
 
     Raises:
-        ValueError: if the variables are no model's.
+        ValueError: if the variables are no model's, or not finite.
     """
-    _validate.variables(variables)
+    _validate.weights(variables)
     try:
         check_shapes(payload, variables)
     except ValueError as error:

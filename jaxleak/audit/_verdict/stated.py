@@ -20,7 +20,7 @@ OTHER_DEFENSE = "other"
 OTHER_LOSS, BINARY_LOSS = "other", "binary_cross_entropy"
 
 
-def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
+def sent_update(update: Any, facts: capture.FactOptions) -> capture.Update:
     """The update with all that is known of its client; `facts` that are not None go before those of the file.
 
     Raises:
@@ -30,7 +30,11 @@ def sent_update(update: Any, facts: dict[str, Any]) -> capture.Update:
     if isinstance(update, str | Path):
         update = capture.load(update)
     if not isinstance(update, capture.Update):
-        of_module = {name: facts[name] for name in ("kind", "batch_norm") if facts.get(name) is not None}
+        of_module = capture.FactOptions()
+        if facts.get("kind") is not None:
+            of_module["kind"] = facts["kind"]
+        if facts.get("batch_norm") is not None:
+            of_module["batch_norm"] = facts["batch_norm"]
         update = capture.as_update(update, **of_module)
     unknown = sorted(facts.keys() - {field.name for field in dataclasses.fields(capture.Facts)})
     if unknown:

@@ -27,6 +27,8 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
     """
     if truth is None:
         return None
+    if not isinstance(truth, tuple | list) or len(truth) != 2:
+        raise ValueError(f"truth must be (images, labels), with None for labels that are not known; got {_said(truth)}")
     x, y = np.asarray(truth[0], np.float32), None if truth[1] is None else np.asarray(truth[1])
     if x.ndim == 4 and x.shape != (images, *shape) and x.shape == (images, shape[2], *shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
@@ -35,6 +37,10 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}")
     return x, None if y is None else _labels(y, images, classes)
+
+
+def _said(truth: Any) -> str:
+    return f"{len(truth)} of them" if isinstance(truth, tuple | list) else f"a {type(truth).__name__}"
 
 
 def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:

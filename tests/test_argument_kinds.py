@@ -1,0 +1,132 @@
+"""An argument of another kind is refused by its name, before anything is compiled."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Attack, Batch, Observation, Protocol, Reconstruction, audit, capture
+from jaxleak.audit._private import check_private
+from jaxleak.threats import SERVER_WITHOUT_INDICES
+
+BATCH = Batch(jnp.zeros((2, 1, 2, 2, 1)), jnp.zeros(2, jnp.int32), jnp.arange(2))
+SEEN = Observation(jnp.zeros((), jnp.int32), {"params": {"w": jnp.ones(2)}}, {"w": jnp.ones(2)})
+
+
+def _answer(state, observation):
+    del observation
+    return Reconstruction(jnp.zeros((2, 1, 2, 2, 1)), jnp.zeros(2, jnp.int32), state, jnp.ones(2, bool))
+
+
+#: An attack that answers black images.
+BLACK = Attack(lambda key, template: jnp.zeros(2), lambda key, state, seen: (state, {}), _answer, 1)
+GIVEN = {"attack": BLACK, "observation": SEEN, "template": audit.template_of(BATCH), "key": jax.random.key(0)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"attack": None}, "attack must be an Attack, as attacks.inversion makes, got None"),
+        ({"observation": {"w": 1}}, "observation must be an Observation, as threats.view makes, got a dict"),
+        ({"template": tuple(BATCH)}, "template must be a Batch, as audit.template_of makes, got a tuple"),
+        ({"key": 0}, r"key must be one random key, as jax.random.key\(0\) makes, got an int"),
+        ({"key": np.zeros(2)}, "key must be one random key, .* got a ndarray"),
+        ({"key": jax.random.split(jax.random.key(0))}, r"key must be one random key, .* got an array of shape \(2,\)"),
+        ({"checkpoints": "folder"}, "checkpoints must be a Checkpoints, as jaxleak.checkpoint makes, got a str"),
+        ({"restarts": 2.0}, "restarts must be a whole number, got 2.0, a float"),
+    ],
+)
+def test_an_inversion_names_the_argument(changed, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        audit.invert(**(GIVEN | changed))
+
+
+def test_an_inversion_refuses_weights_that_diverged_and_says_that_nothing_was_sent(caplog):
+    diverged = SEEN._replace(params={"params": {"w": jnp.array([1.0, jnp.nan])}})
+    with pytest.raises(FloatingPointError, match="the observed parameters: non-finite values in"):
+        audit.invert(**(GIVEN | {"observation": diverged}))
+    with caplog.at_level(logging.WARNING, "jaxleak"):
+        audit.invert(**(GIVEN | {"observation": SEEN._replace(payload={"w": jnp.zeros(2)})}), executor="eager")
+    assert "the observed payload is zero everywhere" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"attack": "dlg"}, "attack must be an Attack, as jaxleak.attacks makes, got a str"),
+        ({"protocol": None}, "protocol must be a Protocol, as jaxleak.protocols makes, got None"),
+        ({"threat": "server"}, "threat must be a Threat, as jaxleak.threats makes, got a str"),
+        ({"private": (1, 2)}, "private must be a Batch, as jaxleak.Batch makes, got a tuple"),
+        ({"key": None}, "key must be one random key, .* got None"),
+        ({"checkpoints": "folder"}, "checkpoints must be a Checkpoints, as jaxleak.checkpoint makes, got a str"),
+    ],
+)
+def test_a_run_names_the_argument(changed, message):
+    given = {
+        "attack": BLACK,
+        "protocol": Protocol(*3 * [lambda *_: None]),
+        "threat": SERVER_WITHOUT_INDICES,
+        "private": BATCH,
+    }
+    with pytest.raises(ValueError, match=f"^{message}"):
+        audit.run(**(given | {"key": jax.random.key(0), "rounds": 1} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "mlp"}, "model must be a Classifier, as models.from_torch makes, got a str"),
+        ({"variables": {"params": {"w": np.full(2, np.nan)}}}, "variables must be finite, got NaN or infinity in w"),
+        ({"variables": {"params": {"w": np.arange(2)}}}, "variables must hold floats, got int64 in w"),
+        ({"minutes": True}, "minutes must be a number, got a bool: True"),
+        ({"truth": "t.npz"}, r"truth must be \(images, labels\), with None for labels .* got a str"),
+        ({"truth": (1,)}, r"truth must be \(images, labels\), .* got 1 of them"),
+        ({"batch_size": 2.0}, "batch_size must be a whole number, got 2.0, a float"),
+        ({"frozen": 3}, "frozen must hold names of layers, got 3"),
+    ],
+)
+def test_an_audit_names_the_argument(changed, message, perceptron):
+    model, variables, _, gradient = perceptron
+    given = {"model": model, "variables": variables, "update": gradient, "batch_size": 1} | changed
+    with pytest.raises(ValueError, match=f"^{message}"):
+        audit.update(given.pop("model"), given.pop("variables"), given.pop("update"), **given)
+
+
+def test_numbers_of_numpy_are_facts(tmp_path):
+    path = tmp_path / "u.safetensors"
+    capture.save(
+        path, {"w": np.ones(2)}, kind="weights", batch_size=np.int64(4), local_steps=np.int32(2),
+        learning_rate=np.float32(0.5),
+    )  # fmt: skip
+    facts = capture.load(path).facts
+    assert (facts.batch_size, facts.local_steps, facts.learning_rate) == (4, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("array", "got"),
+    [
+        (np.ones(2, complex), "dtype complex128"),
+        (np.array(["a"]), "dtype <U1"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "a mask"),
+    ],
+)
+def test_an_update_holds_real_numbers(array, got, tmp_path):
+    with pytest.raises(ValueError, match=f"w must be an array of real numbers, got {got}"):
+        capture.save(tmp_path / "u.safetensors", {"w": array}, batch_size=1)
+
+
+def test_a_file_needs_its_folder_and_says_what_is_not_finite(tmp_path, caplog):
+    with pytest.raises(FileNotFoundError, match="path must be in a folder that exists"):
+        capture.save(tmp_path / "none" / "u.safetensors", {"w": np.ones(2)}, batch_size=1)
+    with caplog.at_level(logging.WARNING, "jaxleak"):
+        capture.save(tmp_path / "u.safetensors", {"w": np.array([1, np.inf])}, batch_size=1)
+    assert "w holds values that are not finite, so that an audit will refuse" in caplog.text
+
+
+@pytest.mark.parametrize("index", [[0, 5], [-1, 0]])
+def test_a_private_sets_index_is_in_range(index):
+    private = BATCH._replace(index=np.array(index))
+    with pytest.raises(ValueError, match=r"private.index must be in \[0, 2\)"):
+        check_private(Protocol(*3 * [lambda *_: None]), private)
