@@ -1,5 +1,6 @@
 """Numbers of README and docs, filled from stored results: what `python -m experiments.numbers` does."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -80,11 +81,12 @@ def lookup(path: Path, keys: str) -> float:
         LookupError: if a key does not exist.
         ValueError: if the file is no JSON, or what stands there is no number.
     """
+    stored = _stored(path, path.stat().st_mtime_ns)
     if path.suffix == ".jsonl":
         identity, _, keys = keys.rpartition(" ")
-        found: Any = entry_of(path, identity)
+        found: Any = stored[identity]
     else:
-        found = json.loads(path.read_text())
+        found = stored
         if "@" in keys:
             identity, _, keys = keys.partition("@")
             found = cell_of(found["cells"], identity)
@@ -95,13 +97,14 @@ def lookup(path: Path, keys: str) -> float:
     return found
 
 
-def entry_of(path: Path, identity: str) -> dict[str, Any]:
-    """The entry CELL@VARIANT or CELL@VARIANT@NAME of a ledger."""
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        if identity == "@".join(filter(None, (entry["cell"], entry["variant"], entry.get("name")))):
-            return entry
-    raise KeyError(identity)
+@functools.lru_cache(maxsize=512)  # a page names the same few files hundreds of times
+def _stored(path: Path, changed: int) -> Any:
+    """JSON of a file that was last changed then, or a ledger's entries by CELL@VARIANT or CELL@VARIANT@NAME."""
+    del changed  # a file that was written anew is read anew
+    if path.suffix != ".jsonl":
+        return json.loads(path.read_text())
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    return {"@".join(filter(None, (e["cell"], e["variant"], e.get("name")))): e for e in entries}
 
 
 def cell_of(cells: list[dict[str, Any]], identity: str) -> dict[str, Any]:

@@ -48,11 +48,11 @@ def test_the_search_never_calls_the_clients_loss():
 
     variables = model.init(jax.random.key(0))
     batch = Batch(jnp.asarray(_uniform(SIZE, 1, 4, 4, 1)), jnp.zeros(SIZE, jnp.int32), jnp.arange(SIZE))
-    payload = protocols.ClientShare(model)(variables, batch)
+    payload = jax.jit(protocols.ClientShare(model))(variables, batch)
     attack = attacks.inversion(model, protocols.ClientShare(model, loss=unknown), presets.any_loss(2), batch_size=SIZE)
     seen = Observation(jnp.zeros((), jnp.int32), params=variables, payload=payload)
-    state = attack.init(jax.random.key(1), audit.template_of(batch))
-    assert np.isfinite(attack.reconstruct(state, seen).x).all()
+    state = jax.jit(attack.init)(jax.random.key(1), audit.template_of(batch))
+    assert np.isfinite(jax.jit(attack.reconstruct)(state, seen).x).all()
 
 
 @pytest.mark.parametrize("loss", [*objectives.LOSSES.values(), _findings])

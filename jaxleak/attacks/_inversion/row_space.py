@@ -148,9 +148,9 @@ def distance_of_rows(
     model: Classifier, plan: RowSpaces, layers: tuple[str, ...], mode: BatchNormMode, batch_size: int
 ) -> Callable[[PyTree, PyTree, jax.Array, Sharpness], jax.Array]:
     """Mean of `row_space_distance` over such layers, from variables, payload, images and sharpness."""
-    normalised = normalised_layers(model, layers, mode, batch_size)
 
     def distance(variables: PyTree, payload: PyTree, x: jax.Array, sharpness: Sharpness) -> jax.Array:
+        normalised = normalised_layers(model, layers, mode, batch_size)  # which takes seconds, and once
         rows = model.rows(variables, x, mode=mode, sharpness=sharpness)
         total = jnp.zeros(())
         for name in layers:
