@@ -103,7 +103,7 @@ def test_a_table_of_ones_own_is_audited_in_any_unit():
 @pytest.mark.slow
 def test_a_row_of_a_table_is_audited_in_the_units_of_its_columns():
     pytest.importorskip("torch")
-    names = run("docs/audit.md")
+    names = run("docs/audit_table.md")
     assert names["verdict"].headline == "leaks images and labels"
     np.testing.assert_allclose(names["found"], names["table"][names["rows"]], rtol=1e-2, atol=1e-3)
     assert names["verdict"].metrics["psnr"] > names["means"] + 20
