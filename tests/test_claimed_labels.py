@@ -1,5 +1,7 @@
 """Labels that an audit claims are in the batch, or stand under a condition; right updates are not refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from jaxleak.audit._checks.precision import Precision, precision_of
 WIDTH = 24
 
 
+@functools.cache  # its descent takes longer than the checks
 def network(classes, seed, trained):
     """The features of 900 samples behind a ReLU, and a head, with random weights or after some steps of descent."""
     rng = np.random.default_rng(seed)

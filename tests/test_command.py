@@ -267,6 +267,7 @@ def test_without_a_name_all_built_in_models_are_listed_with_a_whole_sentence_eac
     assert not any("..." in line or "*" in line for line in listed)
 
 
+@pytest.mark.slow
 def test_a_reader_who_goes_away_is_no_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxleak", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

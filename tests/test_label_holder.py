@@ -8,6 +8,7 @@ import pytest
 from jaxleak import audit, defenses, models, protocols
 from jaxleak._base import Batch, LabelHolderRecord, Observation, PartyRecord
 from jaxleak.attacks import party_records
+from jaxleak.attacks._vertical import baselines
 from jaxleak.study.parties import Runs, SplitCase, SplitJob, SplitJobs, _label_holder, about_run, in_report
 from jaxleak.study.parties._label_holder import label_holder_scores
 from jaxleak.study.parties._problem import split_problem
@@ -15,6 +16,12 @@ from jaxleak.threats import label_holder_view, party_view
 
 N, B = 6, 3
 MODEL = models.bottom_top((2, 3), 2, bottom=(4,), top=(5,))
+
+
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch):
+    """Forests of the published size take half of the time of this file, and answer alike."""
+    monkeypatch.setattr(baselines, "_TREES", 30)
 
 
 def watched(threat=None, **options):
