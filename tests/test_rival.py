@@ -8,6 +8,7 @@ import pytest
 import reference
 
 from jaxleak import Batch, Observation, audit, metrics, models, protocols
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages
@@ -56,6 +57,10 @@ def test_a_rival_has_the_update_and_is_another_image(averaged, rival):
     assert misfit == pytest.approx(rival.misfit, abs=1e-4)
     assert misfit < 1e-2
     np.testing.assert_allclose(metrics.ssim(rival.x, x), rival.similarity)
+    # The answer is the truth, so that nothing of any leaf is left.
+    assert rival.answer_parts.keys() == rival.part_norms.keys() == named_leaves(seen.payload).keys()
+    assert max(rival.answer_parts.values()) < 1e-3
+    assert np.hypot.reduce(list(rival.part_norms.values())) == pytest.approx(float(norm(seen.payload)), rel=1e-5)
     # The means of the squares are what the network reads: the rival agrees on them, and not on the pixels.
     means = [images.reshape(COUNT, 2, 4, 2, 4).mean(axis=(2, 4)) for images in (rival.x, x)]
     np.testing.assert_allclose(*means, atol=0.02)

@@ -380,3 +380,15 @@ def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():
     assert best_of([refuted, other]) is refuted
     assert best_of([refuted, other._replace(agreement=np.ones(2))]).fitted
     assert best_of([found._replace(agreement=np.zeros(2)), other]) is other
+
+
+def test_layers_below_the_head_that_are_not_explained_withdraw_the_certificate():
+    """As where they have a rate of their own, and the head outweighs them."""
+    found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2), remainder=0.0175)
+    assert found._replace(below_head=0.2).shown.all()
+    far = found._replace(below_head=0.3)
+    assert not far.shown.any()
+    (warning,) = unexplained(far)
+    assert "leave 1.8% of the update unexplained, and 30% of the layers below the head." in warning.evidence
+    assert warning.cause.startswith("layers with a learning rate or a scale of their own, weights of another round")
+    assert "leave 1.8% of the update unexplained, and 30% of the layers below the head" in told(far)

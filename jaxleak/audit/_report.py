@@ -32,6 +32,7 @@ _NUMBERS = {
     "agreement": "agreement: mean SSIM between independent starts (1: the same image)",
     "undetermined": "share of images in whose place another one explains the update as well",
     "remainder": "the same difference of images near the answer, found without a prior",
+    "below_head": "the same of the layers below the head, relative to their own gradient; 0 where it was not asked",
     "psnr": "PSNR to the truth, in dB (30 and more show an image's detail)",
     "psnr_best_match": "the same, where several true images may share an answer",
     "psnr_up_to_scale": "the same after a common factor, for answers of wrong brightness",

@@ -10,6 +10,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Observation, PyTree, Share
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.gradient_term import Undone
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
 from jaxleak.audit._received import Received, misfit
@@ -39,6 +40,8 @@ class Rival(NamedTuple):
     x: np.ndarray  # (N, H, W, C) in [0, 1], in the order of the answer's
     misfit: float  # |g' - g| / |g| of the rival's update
     answer_misfit: float  # the same of the answer, the lower one of before and after the descent that the rival had
+    answer_parts: dict[str, float]  # the same of every leaf of the update by itself, at that point
+    part_norms: dict[str, float]  # |g| of every leaf there
     similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
     start_similarity: np.ndarray  # (N,) the same before the descent, when noise had just been added
 
@@ -103,22 +106,40 @@ def rival(
     received = Received(share, skip_zeros, undone)
     found, before, after = _descend(received, observation, jnp.stack([first, noisy]), labels, iterations)
     other = np.asarray(found[1])
+    nearest = min((before, after), key=lambda fit: float(fit.misfit[0]))
     return Rival(
-        other, float(after[1]), float(jnp.minimum(before[0], after[0])), similarity(other, answer),
-        similarity(np.asarray(noisy), answer),
+        other, float(after.misfit[1]), float(nearest.misfit[0]),
+        {name: float(value[0]) for name, value in nearest.parts.items()},
+        {name: float(value[0]) for name, value in nearest.norms.items()},
+        similarity(other, answer), similarity(np.asarray(noisy), answer),
     )  # fmt: skip
+
+
+class _Fit(NamedTuple):
+    """How well images explain an update."""
+
+    misfit: jax.Array  # |g' - g| / |g|
+    parts: dict[str, jax.Array]  # the same of every leaf; NaN where it is zero
+    norms: dict[str, jax.Array]  # |g| of every leaf
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _descend(
     received: Received, seen: Observation, starts: jax.Array, y: jax.Array, iterations: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Images of all starts (S, N, H, W, C) after the descent, and misfits (S,) before and after."""
+) -> tuple[jax.Array, _Fit, _Fit]:
+    """Images of all starts (S, N, H, W, C) after the descent, and how they fit (S, ...) before and after."""
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
 
     def distance(x: jax.Array, sharpness: jax.Array | None = None) -> jax.Array:
         own = received.of(seen, x, y, sharpness=sharpness)
         return misfit(received.explained(seen, own), own)
+
+    def fit(x: jax.Array) -> _Fit:
+        own = received.of(seen, x, y)
+        wanted = named_leaves(received.explained(seen, own))
+        norms = {name: norm(leaf) for name, leaf in wanted.items()}
+        off = {name: norm(leaf - wanted[name]) / norms[name] for name, leaf in named_leaves(own).items()}
+        return _Fit(distance(x), off, norms)
 
     gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 
@@ -130,9 +151,9 @@ def _descend(
         sharpness = next_sharpness(_SMOOTHING, sharpness, iteration, iterations, jnp.zeros(()))
         return (jnp.clip(x + change, 0, 1), state, sharpness), None
 
-    def one(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def one(start: jax.Array) -> tuple[jax.Array, _Fit, _Fit]:
         begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start))
         (x, _, _), _ = jax.lax.scan(step, begin, jnp.arange(iterations))
-        return x, distance(start), distance(x)
+        return x, fit(start), fit(x)
 
     return jax.lax.map(one, starts)

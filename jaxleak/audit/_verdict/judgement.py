@@ -242,7 +242,7 @@ def numbers_of(
     if best.undetermined is not None:
         numbers["undetermined"] = float(np.mean(best.undetermined))
     if best.remainder is not None:
-        numbers["remainder"] = best.remainder
+        numbers |= {"remainder": best.remainder, "below_head": best.below_head}
     if truth is None:
         return numbers, None
     scored, ordered = scores(truth, best)
@@ -266,7 +266,9 @@ def told(answer: Answer) -> str:
             agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
     if answer.remainder is not None and not answer.explained:
         agreement += f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
-        if answer.allowed is not None:
+        if not answer.explains_lower_layers:
+            agreement += f"{answer.below_head:.0%} of the layers below the head"
+        elif answer.allowed is not None:
             agreement += f"a certificate takes at most {answer.allowed:.1%} where no loss can be fitted to the update"
         else:
             agreement += f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes"

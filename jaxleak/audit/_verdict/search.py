@@ -13,6 +13,7 @@ import numpy as np
 from jaxleak import objectives
 from jaxleak._base import Attack, Batch, Observation
 from jaxleak._tree import named_leaves, norm
+from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
@@ -40,6 +41,9 @@ _GRADIENTS_PER_ITERATION = 4
 #: The cosine distance that a certificate takes where a gradient is known between bounds. The nearest gradient between
 #: them is nearer than the gradient itself: at a rate of 1e-5 two starts agreed on a wrong image at 0.0069.
 WITHIN_BOUNDS_BELOW = 0.001
+#: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
+#: times what rounding may have changed in them.
+_LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
 
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
@@ -200,7 +204,9 @@ def search(
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         other = rival_of(case, answer)
-        answer = answer._replace(undetermined=other.undetermined, remainder=other.answer_misfit)
+        as_sent = not case.defended and case.defense is None  # noise and rounding explain what is left
+        below_head = left_below_head(case, other) if as_sent else 0.0
+        answer = answer._replace(undetermined=other.undetermined, remainder=other.answer_misfit, below_head=below_head)
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
@@ -213,6 +219,27 @@ def rounding_of(case: Case) -> float:
         return math.inf  # a gradient that was computed from the update, in a unit of its own
     errors = [case.precision.error(np.asarray(leaf), weights.get(name)) for name, leaf in payload.items()]
     return float(np.linalg.norm(errors) / norm(seen.payload))
+
+
+def left_below_head(case: Case, other: Rival) -> float:
+    """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
+
+    It is 0 where the head is not known, and where these layers are below a thousandth of the update or rounding may
+    have changed them by more than a tenth: then nothing can be said of them.
+    """
+    head = {*case.share.model.head_leaves, CUT}
+    lower = [name for name in other.part_norms if name not in head]
+    if len(lower) == len(other.part_norms):
+        return 0.0
+    payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
+    if case.precision.of_weights and set(lower) - weights.keys():
+        return 0.0  # what was computed from the update, in a unit of its own
+    size = math.hypot(*(other.part_norms[name] for name in lower))
+    rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
+    if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
+        return 0.0
+    off = (other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name])
+    return math.hypot(*off) / size
 
 
 def rival_of(case: Case, answer: Answer) -> Rival:

@@ -25,6 +25,9 @@ _PEELED_AGREE_ABOVE = 0.99
 _ROWS_AGREE_ABOVE = 0.99
 #: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
 _BY_FAR = 4 / 3
+#: How far the gradient of the layers below the head may be from the update's, relative to its own norm. Right images of
+#: six networks left up to 0.15, and wrong ones 0.28 and more, where these layers had other rates or weights.
+_LOWER_LAYERS_BELOW = 0.25
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
 #: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
@@ -104,6 +107,7 @@ class Answer(NamedTuple):
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
     allowed: float | None = None  # the most that may remain after several steps; None of a single one
+    below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
@@ -123,12 +127,22 @@ class Answer(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether the stated client explains the update as well as any loss does, or leaves little of several steps."""
+        """Whether the stated client explains the layers below the head, and the whole as well as any loss does.
+
+        After several steps, and where no loss can be fitted, little of the whole may be left.
+        """
         if self.remainder is None:
             return True
+        if not self.explains_lower_layers:
+            return False
         if self.allowed is not None:
             return self.remainder <= self.allowed
         return self.fitted_remainder is None or self.remainder < _BY_FAR * self.fitted_remainder
+
+    @property
+    def explains_lower_layers(self) -> bool:
+        """Whether the layers below the head are explained, also where the head outweighs them."""
+        return self.below_head <= _LOWER_LAYERS_BELOW
 
     @property
     def counted_agreement(self) -> np.ndarray | None:
@@ -184,9 +198,9 @@ class Verdict(NamedTuple):
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
         metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; where starts agree,
-            undetermined, the share of images in whose place another one explains the update as well, and remainder,
-            the misfit that a descent without a prior leaves near the answer; with truth
-            those of `jaxleak.metrics.image_scores`.
+            undetermined, the share of images in whose place another one explains the update as well; remainder, the
+            misfit that a descent without a prior leaves near the answer; and below_head, that of the layers below the
+            head alone; with truth those of `jaxleak.metrics.image_scores`.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
         notes: what of the network the attacks had to take as it is.
     """

@@ -26,6 +26,10 @@ from jaxleak.audit._verdict.verdict import (
 #: Name of the finding on whether any answer explains the update.
 EXPLAINED = "gradient explained"
 _ANOTHER = "another loss or scale, such as class weights, label smoothing or another learning rate"
+_LOWER_LAYERS = (
+    "layers with a learning rate or a scale of their own, weights of another round below the head, stale running "
+    "statistics, or a second loss or a penalty on features"
+)
 _UNSEEN = (
     "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
     "momentum, dropout, or a defense"
@@ -44,7 +48,11 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
     if best is not None and best.matched and not best.explained:
         evidence = f"Images near the best answer leave {best.remainder:.1%} of the update unexplained"
-        if best.allowed is not None:
+        if not best.explains_lower_layers:
+            evidence += f", and {best.below_head:.0%} of the layers below the head."
+            cause = _LOWER_LAYERS
+            option = f"--weights, {DEFENSE_OTHER}, or --truth of a known batch"
+        elif best.allowed is not None:
             evidence += f". Where no loss can be fitted to the update, a certificate takes at most {best.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
             option = "--learning-rate, --momentum, --local-steps, or --minutes"

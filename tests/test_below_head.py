@@ -1,0 +1,74 @@
+"""What images near an answer leave of the layers below the head, which it may outweigh in the whole update."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_updates import case_of
+
+from jaxleak import Batch, Observation, audit, models, protocols
+from jaxleak.attacks._inversion.peeling import CUT
+from jaxleak.audit._checks.precision import Precision
+from jaxleak.audit._rival import Rival
+from jaxleak.audit._verdict.search import left_below_head
+
+WEIGHTS = {"conv": jnp.ones(4), "norm": jnp.ones(4), "head": jnp.ones(4)}
+
+
+def _left(norms, parts, precision=None, head=("head",)):
+    model = models.mlp((4, 4, 1), 3, widths=(2,))._replace(head_leaves=head)
+    payload = {name: jnp.full(4, size / 2) for name, size in norms.items()}
+    case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), {"params": WEIGHTS}, payload))
+    case = case if precision is None else case._replace(precision=precision)
+    nothing = np.zeros(0)
+    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing))
+
+
+def test_layers_below_the_head_count_however_small_they_are_beside_it():
+    assert _left({"conv": 0.01, "head": 1.0}, {"conv": 0.9, "head": 0.01}) == pytest.approx(0.9)
+    both = _left({"conv": 0.03, "norm": 0.04, "head": 1.0}, {"conv": 0.5, "norm": 0.25, "head": 0.0})
+    assert both == pytest.approx(np.hypot(0.5 * 0.03, 0.25 * 0.04) / 0.05)
+    assert _left({"conv": 0.03, "norm": 0.0, "head": 1.0}, {"conv": 0.5, "norm": np.nan, "head": 0.0}) == 0.5
+
+
+def test_nothing_is_said_where_it_cannot_be():
+    parts = {"conv": 0.9, "head": 0.01}
+    assert _left({"conv": 9e-4, "head": 1.0}, parts) == 0  # below a thousandth
+    assert _left({"conv": 0.9, "head": 1.0}, parts, head=()) == 0  # the head is not known
+    of_weights = Precision(of_weights=True, scale=1e5)  # rounding of 6e-8 * 1e5 of weights of norm 2
+    assert _left({"conv": 0.05, "head": 1.0}, parts, of_weights) == 0
+    # What was computed from the update has a unit of its own, in which rounding is not known.
+    assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}, of_weights) == 0
+    assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}) == pytest.approx(0.9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scale", "certified"), [(1.0, True), (0.1, False)])
+def test_a_rate_of_their_own_below_a_fresh_head_certifies_no_other_image(scale, certified):
+    """The head of small weights has nearly the whole norm, and another image explains the update to 2e-3 in cosine."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape, by):
+        return jnp.asarray(by * rng.standard_normal(shape), jnp.float32)
+
+    start = {"a": drawn(5, 5, 3, 12, by=0.1), "b": drawn(5, 5, 12, 4, by=0.06), "w": drawn(64, 10, by=0.01)}
+    start["c"] = jnp.zeros(10)
+
+    def apply(variables, x):
+        p = variables["params"]
+        for name, stride in (("a", 1), ("b", 2)):
+            numbers = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, p[name], (stride, stride), "SAME", dimension_numbers=numbers)
+            x = jax.nn.gelu(x)
+        return x.reshape(len(x), -1) @ p["w"] + p["c"]
+
+    model, variables = models.from_function(apply, {"params": start}, image_shape=(8, 8, 3), num_classes=10)
+    x = np.random.default_rng(1).random((1, 1, 2, 2, 3)).repeat(4, axis=2).repeat(4, axis=3)
+    batch = Batch(jnp.asarray(x, jnp.float32), jnp.array([3], jnp.int32), jnp.arange(1))
+    gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
+    sent = {name: leaf * (scale if name in "ab" else 1.0) for name, leaf in gradient.items()}
+    verdict = audit.update(model, variables, sent, batch_size=1, minutes=3)
+    assert verdict.best is not None
+    assert verdict.best.shown.all() == certified
+    if not certified:
+        assert any("layers with a learning rate or a scale of their own" in reason for reason in verdict.reasons)
