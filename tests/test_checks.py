@@ -204,3 +204,28 @@ def test_one_file_of_weights_for_both_is_named(plain, tmp_path):
     verdict = audit.update(plain.model, plain.variables, tmp_path / "u")
     assert verdict.verdict == "inputs inconsistent"
     assert "one file was given for both, or nothing was trained" in verdict.reasons[0]
+
+
+class _Mixed(nn.Module):
+    """Two convolutions with batch normalisation, the first of which may stay in evaluation mode."""
+
+    in_eval: bool = False
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        for layer, in_eval in enumerate((self.in_eval, False)):
+            x = nn.Conv(3, (3, 3), name=f"conv_{layer}")(x)
+            x = nn.gelu(nn.BatchNorm(use_running_average=in_eval or not train)(x))
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_layers_that_normalise_in_different_modes_are_named(mode):
+    stated, real = (models.classifier(_Mixed(in_eval), image_shape=(6, 6, 1)) for in_eval in (False, True))
+    variables = jax.jit(stated.init)(jax.random.key(0))
+    batch = Batch(jax.random.uniform(jax.random.key(1), (3, 1, 6, 6, 1)), jnp.arange(3), jnp.arange(3))
+    payload = jax.jit(protocols.ClientShare(real))(variables, batch)
+    found = audit.check_update(protocols.ClientShare(stated, batch_norm=mode), variables, payload, batch_size=3)
+    (wrong,) = failed(found)
+    assert wrong.cause == "layers of batch normalisation in different modes (eval_layers)"
+    assert wrong.option.startswith("eval_layers, the names of those in evaluation mode")

@@ -96,7 +96,7 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     case, variables, sent = audited(monkeypatch, None)
     assert seen(case.observation) == {"round", "params", "payload"}
     jax.tree.map(np.testing.assert_array_equal, (case.observation.params, case.observation.payload), (variables, sent))
-    known = ("defended", "defense", "loss_known", "precision", "unknowns")
+    known = ("defended", "defense", "loss_known", "loss_shown", "precision", "unknowns")
     expected = ("share", "observation", "samples", "store", "key", "show", *known)
     assert case._fields == expected
     for leaf in jax.tree.leaves(case.template):

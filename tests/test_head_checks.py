@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import models, protocols
+from jaxleak import Batch, models, protocols
 from jaxleak.audit import check_update
 from jaxleak.audit._checks import equations, head, predicted
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
@@ -274,3 +274,23 @@ class TestHead:
         assert labels_of(right, 3).proven.any()
         assert not predicted.reversed_fits(right._replace(bias_gradient=None), 3)
         assert not predicted.reversed_fits(right._replace(bias_gradient=np.zeros(4)), 3)
+
+
+def test_a_head_whose_matrix_is_used_below_it_too_has_no_equations():
+    """Its gradient is that of both uses, and the client is right."""
+    rng = np.random.default_rng(0)
+    start = {"a": jnp.asarray(rng.standard_normal((16, 8)) / 4, jnp.float32)}
+    start["w"] = jnp.asarray(rng.standard_normal((8, 4)) / 3, jnp.float32)
+
+    def apply(variables, x):
+        p = variables["params"]
+        f = jax.nn.relu(x.reshape(len(x), -1) @ p["a"])
+        return jax.nn.relu(f + jnp.tanh(f @ p["w"]) @ p["w"].T) @ p["w"]
+
+    model, variables = models.from_function(apply, {"params": start}, image_shape=(4, 4, 1), num_classes=4)
+    batch = Batch(jnp.asarray(rng.random((1, 1, 4, 4, 1)), jnp.float32), jnp.array([2], jnp.int32), jnp.arange(1))
+    share = protocols.ClientShare(model)
+    assert model.head == "w"
+    assert head.head_of(model, variables["params"], variables) is None
+    found = check_update(share, variables, jax.jit(share)(variables, batch), batch_size=1)
+    assert not [finding for finding in found if finding.status in ("failed", "suspicious")]

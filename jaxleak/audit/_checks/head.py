@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
+from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
@@ -77,9 +78,10 @@ def head_of(
 ) -> Head | None:
     """The gradient and the weights of the model's last dense layer, as float64.
 
-    None where it is not known, or where something follows it: a scale of the logits, for example, or a gate.
+    None where it is not known, where something follows it (a scale of the logits, for example, or a gate), or where its
+    weights are used elsewhere in the network as well, so that its gradient has other parts.
     """
-    if not model.head:
+    if not model.head or sizes_of_all_rows(model, _IMAGES, mode).get(model.head_names[0], (0,))[0] != _IMAGES:
         return None
     gradient = model.head_of(payload, gradient=True)
     weights = model.head_of(variables["params"], gradient=False)

@@ -10,7 +10,7 @@ from jaxleak._base import BatchNormMode, PyTree, total_steps
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.contents import zero_layers
 from jaxleak.audit._checks.differences import minus, scaled
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, Finding, Status
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding, Status
 from jaxleak.audit._checks.laws import (
     VANISHING_BELOW,
     Laws,
@@ -33,6 +33,8 @@ _VANISHES_BELOW = 1e-4
 #: Multiple of a law's tolerance up to which images unlike the simulated ones may explain it: flat ones, whose variance
 #: is near the epsilon of a normalisation, gave 2.7 for a right update; weights a hundredth off give a hundred.
 _FAILED_ABOVE = 10.0
+#: The option for layers that normalise in different modes.
+_LAYERS = "eval_layers, the names of those in evaluation mode, as capture.save records them of a PyTorch module"
 
 
 def check_symmetries(
@@ -81,6 +83,8 @@ def check_symmetries(
 def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision = FULL) -> Finding:
     """Whether the leaves that vanish in front of batch statistics are large, or no more than rounding.
 
+    Where some are and others are not, the layers normalised in different modes.
+
     Args:
         laws: the client's, in the mode that is stated.
         payload: the update.
@@ -94,16 +98,25 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision 
         largest, leaf = max((shares[leaf], leaf) for leaf in nothing)
         evidence = f"{leaf} has {largest:.1e} of the gradient's norm, and none in theory in front of batch statistics"
         if largest > max(_VANISHES_BELOW, precision.unit):
+            if mixed := [other for other in nothing if 0 < shares[other] < VANISHING_BELOW]:
+                return Finding(
+                    name, "failed", f"{evidence}. {mixed[0]} has {shares[mixed[0]]:.1e}.", MIXED_MODES, _LAYERS
+                )
             cause = "the client normalised by running statistics, or layers are exchanged"
             return Finding(name, "failed", evidence + ".", cause, "--batch-norm eval")
         return Finding(name, "passed", evidence + ".")
     telling = [leaf for leaf in nothing if laws.sizes[leaf][0] > _VANISHES_BELOW]
     if share.batch_norm == "eval" and telling:
-        largest, leaf = max((shares[leaf], leaf) for leaf in telling)
-        evidence = f"{leaf} has {largest:.1e} of the gradient's norm; by running statistics, simulated clients have "
-        evidence += f"{laws.sizes[leaf][0]:.1e} and more"
         # A leaf of zeros was not recorded, or nothing reaches it; rounding leaves more than that.
-        if 0 < largest < VANISHING_BELOW:
+        vanished = [leaf for leaf in telling if 0 < shares[leaf] < VANISHING_BELOW]
+        leaf = vanished[0] if vanished else max(telling, key=lambda leaf: shares[leaf])
+        evidence = (
+            f"{leaf} has {shares[leaf]:.1e} of the gradient's norm; by running statistics, simulated clients have "
+        )
+        evidence += f"{laws.sizes[leaf][0]:.1e} and more"
+        if any(shares[other] > _VANISHES_BELOW for other in telling) and vanished:
+            return Finding(name, "failed", evidence + ".", MIXED_MODES, _LAYERS)
+        if vanished:
             cause = "the client normalised by batch statistics, in front of which this gradient is zero"
             return Finding(name, "failed", evidence + ".", cause, "--batch-norm train")
         return Finding(name, "passed", evidence + ".")

@@ -111,15 +111,15 @@ def update(
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
-    _validate.made(Classifier, "models.from_torch", model=model)
     _validate.positive(minutes=minutes)
     _validate.seeds(seed=seed)
-    _validate.weights(variables)
-    variables = jax.tree.map(jnp.asarray, variables)  # NumPy's own floats are of 64 bits
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
     sent = sent_update(update, facts)
     known = sent.facts
     assert known.batch_size is not None
+    _validate.made(Classifier, "models.from_torch", model=model)
+    _validate.weights(variables)
+    variables = jax.tree.map(jnp.asarray, variables)  # NumPy's own floats are of 64 bits
     whole = variables["params"]
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)

@@ -182,7 +182,9 @@ class Network:
         if new is None or outputs.statistics is not None:
             return
         x = jnp.zeros((FEW, *self.image_shape))
-        arguments = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]), x)
+        leaves = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]))
+        # Weights that are still to be drawn have shapes alone; no derivative by the old statistics reads them.
+        arguments = (*(jnp.zeros(a.shape, a.dtype) if isinstance(a, jax.ShapeDtypeStruct) else a for a in leaves), x)
 
         def share(*arguments: jax.Array) -> list[jax.Array]:
             params, old, x = arguments[: len(self.names)], arguments[len(self.names) : -1], arguments[-1]
