@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from slowness import slow_among
 
 from jaxleak.models import avg_pool, conv2d, global_avg_pool, max_pool
 
@@ -48,7 +49,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+#: Cases of which another one has the same branch.
+ALIKE = ("strided SAME", "strided 1x1", "stride 3", "wide, strided", "strided depthwise", "depthwise, stride 3")
+
+
+@pytest.mark.parametrize("case", slow_among(CASES, ALIKE))
 def test_patches_equal_lax_in_value_and_first_two_derivatives(case):
     window, c_in, c_out, stride, padding, groups, size = CASES[case]
     primals = reference.normal(2, *size, c_in), reference.normal(*window, c_in // groups, c_out, seed=1)

@@ -143,6 +143,7 @@ print(seen)
 """
 
 
+@pytest.mark.slow
 def test_nothing_needs_modules_that_windows_lacks():
     """Every module of the library and of the studies, imported where `fcntl` and its like do not exist.
 

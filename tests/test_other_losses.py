@@ -153,7 +153,7 @@ def test_known_images_show_the_mode_of_normalisation_whatever_the_loss_is():
     assert (found.status, found.option) == ("failed", "--batch-norm train")
 
 
-@pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}])
+@pytest.mark.parametrize("facts", [{"loss": "other"}, pytest.param({"defense": "other"}, marks=pytest.mark.slow)])
 def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
     """Labels and loss enter by numbers of their own, which an answer is as free to choose as its pixels."""
     model, _, variables, gradient = dense
