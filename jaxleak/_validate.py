@@ -245,7 +245,7 @@ def made(kind: type, maker: str, **named: Any) -> None:
     """Raise `ValueError` unless every value is of this kind; `maker` is what makes one."""
     for name, value in named.items():
         if not isinstance(value, kind):
-            raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {_kind_of(value)}")
+            raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {kind_of(value)}")
 
 
 def random_key(**named: Any) -> None:
@@ -256,11 +256,12 @@ def random_key(**named: Any) -> None:
         typed = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
         raw = not typed and getattr(value, "dtype", None) == np.uint32 and getattr(value, "ndim", 0) == 1
         if not (raw or (typed and value.shape == ())):
-            got = f"an array of shape {value.shape}" if typed else _kind_of(value)
+            got = f"an array of shape {value.shape}" if typed else kind_of(value)
             raise ValueError(f"{name} must be one random key, as jax.random.key(0) makes, got {got}")
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, for messages: "a str", "an int" or "None"."""
     return "None" if value is None else _one(type(value))
 
 

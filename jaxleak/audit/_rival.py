@@ -130,16 +130,17 @@ def _descend(
     """Images of all starts (S, N, H, W, C) after the descent, and how they fit (S, ...) before and after."""
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
 
-    def distance(x: jax.Array, sharpness: jax.Array | None = None) -> jax.Array:
+    def distance(x: jax.Array, sharpness: jax.Array) -> jax.Array:
         own = received.of(seen, x, y, sharpness=sharpness)
         return misfit(received.explained(seen, own), own)
 
     def fit(x: jax.Array) -> _Fit:
         own = received.of(seen, x, y)
-        wanted = named_leaves(received.explained(seen, own))
+        explained = received.explained(seen, own)
+        wanted = named_leaves(explained)
         norms = {name: norm(leaf) for name, leaf in wanted.items()}
         off = {name: norm(leaf - wanted[name]) / norms[name] for name, leaf in named_leaves(own).items()}
-        return _Fit(distance(x), off, norms)
+        return _Fit(misfit(explained, own), off, norms)
 
     gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxleak import metrics
+from jaxleak import _validate, metrics
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.metrics._images import RECOGNISED_ABOVE
@@ -40,7 +40,7 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
 
 
 def _said(truth: Any) -> str:
-    return f"{len(truth)} of them" if isinstance(truth, tuple | list) else f"a {type(truth).__name__}"
+    return f"{len(truth)} of them" if isinstance(truth, tuple | list) else _validate.kind_of(truth)
 
 
 def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:

@@ -106,8 +106,8 @@ def update(
 
     Raises:
         ValueError: on a model that is no `Classifier`, variables that are not finite, facts out of range or unknown, a
-            defense that such a client cannot have, a truth of another
-            shape, or a folder that is damaged or of another audit.
+            defense that such a client cannot have, a truth of another shape, or a folder that is damaged or of another
+            audit.
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
