@@ -4,6 +4,7 @@ import atexit
 import gc
 import importlib.metadata
 import os
+import pathlib
 import shutil
 import sys
 import tempfile
@@ -40,6 +41,19 @@ hypothesis.settings.register_profile("deep")
 
 # Traced programs are many small objects that live long; looking through them all is a twentieth of the suite's time.
 gc.set_threshold(100_000, 50, 50)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks what `slow_cases.txt` lists as slow, before -m selects."""
+    here = pathlib.Path(__file__).parent
+    listed = {line for line in (here / "slow_cases.txt").read_text().splitlines() if not line.startswith("#")}
+    found = {f"{item.path.name}::{item.nodeid.partition('::')[2]}": item for item in items}
+    for name in listed & found.keys():
+        found[name].add_marker(pytest.mark.slow)
+    whole = {item.path.name for item in items} if not any("::" in argument for argument in config.args) else set()
+    if gone := sorted(name for name in listed - found.keys() if name.partition("::")[0] in whole):
+        raise pytest.UsageError(f"slow_cases.txt lists tests that there are not: {', '.join(gone)}")
 
 
 def pytest_collection_finish():

@@ -250,9 +250,13 @@ class Run(NamedTuple):
 INFORMED = {name for name in CASES if name.startswith("informed")}
 MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_adam_step"}
 
-#: Cases that run the code of another case with other settings, and ggl, whose search on the host takes seconds and has
-#: tests of its own; they run with -m slow only.
+#: Cases that run the code of another case with other settings, and those that take seconds and have tests of their own;
+#: they run with -m slow only.
 OTHER_SETTINGS = {
+    "epoch_copies",
+    "inversion_row_space",
+    "inversion_rog",
+    "cafe_all_steps",
     "inversion_idlg",
     "inversion_gradinversion",
     "inversion_fedleak_upstream",
