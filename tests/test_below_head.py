@@ -15,13 +15,13 @@ from jaxleak.audit._verdict.search import left_below_head
 WEIGHTS = {"conv": jnp.ones(4), "norm": jnp.ones(4), "head": jnp.ones(4)}
 
 
-def _left(norms, parts, precision=None, head=("head",)):
+def _left(norms, parts, precision=None, head=("head",), drawn=None):
     model = models.mlp((4, 4, 1), 3, widths=(2,))._replace(head_leaves=head)
     payload = {name: jnp.full(4, size / 2) for name, size in norms.items()}
     case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), {"params": WEIGHTS}, payload))
     case = case if precision is None else case._replace(precision=precision)
     nothing = np.zeros(0)
-    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing))
+    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing), drawn)
 
 
 def test_layers_below_the_head_count_however_small_they_are_beside_it():
@@ -42,9 +42,18 @@ def test_nothing_is_said_where_it_cannot_be():
     assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}) == pytest.approx(0.9)
 
 
+def test_noise_that_is_stated_is_taken_off_by_its_size():
+    own = {"conv": jnp.ones(4), "head": jnp.ones(4)}
+    sent = {"conv": jnp.array([1.03, 1.0, 1.0, 0.96]), "head": jnp.zeros(4)}  # noise of 0.05 below the head
+    left = {"conv": 0.1, "head": 1.0}, {"conv": 0.6, "head": 0.0}
+    assert _left(*left, drawn=(sent, own)) == pytest.approx(np.sqrt(0.6**2 - 0.5**2), rel=1e-5)
+    assert _left({"conv": 0.1, "head": 1.0}, {"conv": 0.4, "head": 0.0}, drawn=(sent, own)) == 0
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("defense", ["none", "other"])
 @pytest.mark.parametrize(("scale", "certified"), [(1.0, True), (0.1, False)])
-def test_a_rate_of_their_own_below_a_fresh_head_certifies_no_other_image(scale, certified):
+def test_a_rate_of_their_own_below_a_fresh_head_certifies_no_other_image(scale, certified, defense):
     """The head of small weights has nearly the whole norm, and another image explains the update to 2e-3 in cosine."""
     rng = np.random.default_rng(0)
 
@@ -67,8 +76,8 @@ def test_a_rate_of_their_own_below_a_fresh_head_certifies_no_other_image(scale, 
     batch = Batch(jnp.asarray(x, jnp.float32), jnp.array([3], jnp.int32), jnp.arange(1))
     gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
     sent = {name: leaf * (scale if name in "ab" else 1.0) for name, leaf in gradient.items()}
-    verdict = audit.update(model, variables, sent, batch_size=1, minutes=3)
+    verdict = audit.update(model, variables, sent, batch_size=1, defense=defense, minutes=3)
     assert verdict.best is not None
     assert verdict.best.shown.all() == certified
-    if not certified:
+    if not certified and defense == "none":
         assert any("layers with a learning rate or a scale of their own" in reason for reason in verdict.reasons)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import objectives
-from jaxleak._base import Attack, Batch, Observation
+from jaxleak._base import Attack, Batch, Observation, PyTree
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.attacks.adaptive._adam import undone_by
@@ -127,13 +127,19 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 
     None where the client states no noise on its whole update.
     """
+    drawn = _noise_drawn(case, answer)
+    return None if drawn is None else float(objectives.cosine(*drawn))
+
+
+def _noise_drawn(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
+    """The update of an answer with noise that is drawn anew, and without; None without noise on the whole update."""
     defense, seen = case.defense, case.observation
     if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
         return None
     x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
     own = compiled(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
     sent = defense.apply(case.key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
-    return float(objectives.cosine(sent, own))
+    return sent, own
 
 
 def _chunk(case: Case) -> int:
@@ -204,9 +210,10 @@ def search(
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         other = rival_of(case, answer)
-        as_sent = not case.defended and case.defense is None  # noise and rounding explain what is left
-        below_head = left_below_head(case, other) if as_sent else 0.0
-        answer = answer._replace(undetermined=other.undetermined, remainder=other.answer_misfit, below_head=below_head)
+        answer = answer._replace(
+            undetermined=other.undetermined, remainder=other.answer_misfit,
+            below_head=left_below_head(case, other, _noise_drawn(case, answer)),
+        )  # fmt: skip
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
@@ -221,11 +228,17 @@ def rounding_of(case: Case) -> float:
     return float(np.linalg.norm(errors) / norm(seen.payload))
 
 
-def left_below_head(case: Case, other: Rival) -> float:
+def left_below_head(case: Case, other: Rival, drawn: tuple[PyTree, PyTree] | None = None) -> float:
     """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
 
     It is 0 where the head is not known, and where these layers are below a thousandth of the update or rounding may
-    have changed them by more than a tenth: then nothing can be said of them.
+    have changed them by more than a tenth: then nothing can be said of them. Noise that the client states is taken off
+    by its size.
+
+    Args:
+        case: the audited update, whose defense the rival's comparison goes through.
+        other: images near the answer and what they leave of every leaf.
+        drawn: an update with noise as the client adds it, and without; None without noise.
     """
     head = {*case.share.model.head_leaves, CUT}
     lower = [name for name in other.part_norms if name not in head]
@@ -239,7 +252,12 @@ def left_below_head(case: Case, other: Rival) -> float:
     if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
         return 0.0
     off = (other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name])
-    return math.hypot(*off) / size
+    left = math.hypot(*off) / size
+    if drawn is None:
+        return left
+    sent, own = (named_leaves(update) for update in drawn)
+    noise = math.hypot(*(float(norm(sent[name] - own[name])) for name in lower)) / size
+    return math.sqrt(max(left**2 - noise**2, 0.0))
 
 
 def rival_of(case: Case, answer: Answer) -> Rival:
