@@ -61,3 +61,24 @@ def pictures(count):
 def answer_of(attack="fedleak_400", distance=1e-9, **fields):
     fields = {"misfit": 0.1} | fields
     return Answer(attack, pictures(2), np.zeros(2), cosine_distance=distance, **fields)
+
+
+def fresh_head():
+    """Two convolutions and a head of small weights, which has nearly the whole norm of an update; and its weights."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape, by):
+        return jnp.asarray(by * rng.standard_normal(shape), jnp.float32)
+
+    start = {"a": drawn(5, 5, 3, 12, by=0.1), "b": drawn(5, 5, 12, 4, by=0.06), "w": drawn(64, 10, by=0.01)}
+    start["c"] = jnp.zeros(10)
+
+    def apply(variables, x):
+        p = variables["params"]
+        for name, stride in (("a", 1), ("b", 2)):
+            numbers = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, p[name], (stride, stride), "SAME", dimension_numbers=numbers)
+            x = jax.nn.gelu(x)
+        return x.reshape(len(x), -1) @ p["w"] + p["c"]
+
+    return models.from_function(apply, {"params": start}, image_shape=(8, 8, 3), num_classes=10)

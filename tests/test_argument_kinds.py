@@ -1,6 +1,7 @@
 """An argument of another kind is refused by its name, before anything is compiled."""
 
 import logging
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,9 @@ def test_a_run_names_the_argument(changed, message):
         ({"truth": (1,)}, r"truth must be \(images, labels\), .* got 1 of them"),
         ({"batch_size": 2.0}, "batch_size must be a whole number, got 2.0, a float"),
         ({"frozen": 3}, "frozen must hold names of layers, got 3"),
+        ({"update": b"abc"}, "update must hold its arrays by name, as a dictionary, a tree or a module, got bytes"),
+        ({"update": (leaf for leaf in ())}, "update must hold its arrays by name, .* got generator"),
+        ({"out": pathlib.Path(__file__)}, "out must be a folder, and .*test_argument_kinds.py is a file"),
     ],
 )
 def test_an_audit_names_the_argument(changed, message, perceptron):

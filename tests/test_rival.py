@@ -13,6 +13,7 @@ from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
+from jaxleak.audit._verdict.search import blended
 from jaxleak.audit._verdict.verdict import Answer, decide
 
 SHAPE, COUNT = (8, 8, 1), 2
@@ -112,6 +113,15 @@ def test_images_and_labels_must_go_together(averaged):
         audit.rival(share, seen, x, y[:1], key=jax.random.key(0))
     with pytest.raises(ValueError, match="iterations must be"):
         audit.rival(share, seen, x, y, key=jax.random.key(0), iterations=0)
+    with pytest.raises(ValueError, match=r"start must have the shape of x, \(2, 8, 8, 1\), got \(1, 8, 8, 1\)"):
+        audit.rival(share, seen, x, y, key=jax.random.key(0), start=x[:1])
+
+
+def test_a_rival_may_start_at_given_images(averaged):
+    share, seen, x, y = averaged
+    begun = audit.rival(share, seen, x, y, key=jax.random.key(0), start=2 * blended(x), iterations=1)
+    np.testing.assert_allclose(begun.x, np.clip(2 * (0.6 * x + 0.4 * x[::-1]), 0, 1), atol=0.021)  # a step of the rate
+    np.testing.assert_allclose(begun.start_similarity, metrics.ssim(np.clip(2 * blended(x), 0, 1), x), rtol=1e-5)
 
 
 def test_images_with_a_rival_have_no_certificate():

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 import reference
-from small_updates import answer_of, case_of
+from small_updates import answer_of, case_of, fresh_head
 
-from jaxleak import Batch, Observation, audit, models, protocols
+from jaxleak import Batch, Observation, audit, defenses, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
@@ -85,6 +85,27 @@ def test_mixtures_behind_a_linear_network_are_not_certified(monkeypatch):
     assert not any(answer.determined or answer.shown.any() for answer in verdict.answers)
 
 
+@pytest.mark.slow
+def test_an_image_of_which_a_blend_explains_the_update_as_well_is_not_certified():
+    """The starts agree, and noise finds no rival; the convolutions below the head are nearly linear."""
+    model, variables = fresh_head()
+    corners = np.random.default_rng(1).random((3, 2, 2, 3))
+    x = jnp.asarray(corners.repeat(4, axis=1).repeat(4, axis=2), jnp.float32)
+    targets = 0.4 * jax.nn.one_hot(jnp.array([9, 0, 8]), 10)
+    targets += 0.6 * targets.mean(axis=0) / 0.4
+
+    def loss(params):
+        logits = model.apply({**variables, "params": params}, x, mode="train").logits
+        return optax.softmax_cross_entropy(logits, targets).mean()
+
+    sent = jax.grad(loss)(variables["params"])
+    verdict = audit.update(model, variables, sent, batch_size=3, loss="other", minutes=3)
+    answer = next(found for found in verdict.answers if found.fitted)
+    assert (answer.agreement > 0.99).all()
+    assert answer.undetermined.any()
+    assert not (answer.shown & answer.undetermined).any()
+
+
 @pytest.mark.parametrize("biases", [True, False])
 def test_the_brightness_is_open_in_a_network_without_biases(biases):
     model, variables = network(biases)
@@ -116,14 +137,20 @@ def test_one_program_serves_all_searches_without_the_loss():
 )
 def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, shown, explained):
     model, variables = network(biases=True)
-    _, gradient = sent(model, variables, 2)
+    x, gradient = sent(model, variables, 2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
     case = case_of(protocols.ClientShare(model), seen)._replace(samples=2, loss_shown=shown, show=lambda *_: None)
     monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=fitted))
-    found = as_stated(case, answer_of(agreement=np.ones(2))._replace(remainder=remainder))
+    near = answer_of(agreement=np.ones(2))._replace(x=x, y=np.zeros(2, np.int32), remainder=remainder)
+    found = as_stated(case, near)
     assert found.explained == explained
     assert found.shown.all() == explained
-    assert as_stated(case._replace(defended=True), answer_of()._replace(remainder=0.9)).explained
+    # So it is behind a defense that is not known, and behind one that is, apart from what its noise leaves.
+    assert as_stated(case._replace(defended=True), near).explained == explained
+    noisy = case._replace(defense=defenses.client_defense("gaussian", 0.1))
+    assert as_stated(noisy, near).explained
+    known = case._replace(defense=defenses.client_defense("quantization", 8))
+    assert as_stated(known, near).explained == explained
 
 
 def test_where_no_loss_can_be_fitted_little_may_remain():

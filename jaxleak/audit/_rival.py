@@ -43,7 +43,7 @@ class Rival(NamedTuple):
     answer_parts: dict[str, float]  # the same of every leaf of the update by itself, at that point
     part_norms: dict[str, float]  # |g| of every leaf there
     similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
-    start_similarity: np.ndarray  # (N,) the same before the descent, when noise had just been added
+    start_similarity: np.ndarray  # (N,) the same before the descent
 
     @property
     def explains(self) -> bool:
@@ -55,7 +55,7 @@ class Rival(NamedTuple):
         """(N,) bool: images in whose place another one explains the update as well.
 
         The rival explains the update, is another image (SSIM below 0.8), and was not on its way back to the answer: of
-        the similarity that noise took away, the descent has restored less than a quarter.
+        the similarity that its start lacks, the descent has restored less than a quarter.
         """
         returned = self.similarity - self.start_similarity >= _RETURNING * (1 - self.start_similarity)
         return np.asarray(self.explains & ~(self.similarity >= RECOGNISED_ABOVE) & ~returned)
@@ -68,6 +68,7 @@ def rival(
     y: np.ndarray,
     *,
     key: jax.Array,
+    start: np.ndarray | None = None,
     iterations: int = 300,
     skip_zeros: bool = False,
     undone: Undone | None = None,
@@ -76,7 +77,7 @@ def rival(
 
     Where an update says little of the pixels, the prior decides, and independent starts agree on what it prefers. To
     see this, noise is added to the answer, and the noisy images descend on |g' - g|^2 / |g|^2 alone, with the kinks of
-    the network smoothed at first. If they end with an update as near as the answer's, and the noise is still in them,
+    the network smoothed at first. If they end with an update as near as the answer's, and are still other images,
     the update does not determine the images. The answer descends in the same way, so that both are compared without a
     prior. A search that finds no rival proves nothing. Nothing here knows the truth.
 
@@ -86,6 +87,7 @@ def rival(
         x: (N, H, W, C) the answer, clipped to [0, 1].
         y: (N,) int32, the labels of the answer.
         key: the noise is drawn with one derived from it, which may be that of the attack.
+        start: (N, H, W, C) images at which the rival starts, clipped to [0, 1]; None adds noise to the answer.
         iterations: > 0, how many steps of Adam the descent has.
         skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
         undone: what is known of the gradient before the payload, as of `client_updates.Gradients`; None where the
@@ -101,17 +103,21 @@ def rival(
     if answer.ndim != 4 or np.shape(y) != answer.shape[:1]:
         raise ValueError(f"x must have shape (N, H, W, C) and y (N,), got {answer.shape} and {np.shape(y)}")
     _validate.count(iterations=iterations)
-    noisy = jnp.clip(answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape), 0, 1)
+    if start is None:
+        start = answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape)
+    elif np.shape(start) != answer.shape:
+        raise ValueError(f"start must have the shape of x, {answer.shape}, got {np.shape(start)}")
+    begun = jnp.clip(start, 0, 1)
     labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
     received = Received(share, skip_zeros, undone)
-    found, before, after = _descend(received, observation, jnp.stack([first, noisy]), labels, iterations)
+    found, before, after = _descend(received, observation, jnp.stack([first, begun]), labels, iterations)
     other = np.asarray(found[1])
     nearest = min((before, after), key=lambda fit: float(fit.misfit[0]))
     return Rival(
         other, float(after.misfit[1]), float(nearest.misfit[0]),
         {name: float(value[0]) for name, value in nearest.parts.items()},
         {name: float(value[0]) for name, value in nearest.norms.items()},
-        similarity(other, answer), similarity(np.asarray(noisy), answer),
+        similarity(other, answer), similarity(np.asarray(begun), answer),
     )  # fmt: skip
 
 

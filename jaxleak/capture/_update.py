@@ -228,6 +228,9 @@ def named_arrays(update: Any, *, kind: Kind = "gradient") -> dict[str, np.ndarra
         update = dict(update)  # an OrderedDict's keys are paths of another form
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(update):
+        if not path:
+            got = type(leaf).__name__
+            raise ValueError(f"update must hold its arrays by name, as a dictionary, a tree or a module, got {got}")
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         array = tensor_to_numpy(leaf) if _is_torch(leaf) else np.asarray(leaf)
         if array.dtype == object:

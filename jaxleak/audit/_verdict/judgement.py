@@ -250,10 +250,17 @@ def numbers_of(
 
 
 def _stated(case: Case) -> str:
-    """What must be as stated for images that a search found."""
+    """What must be as stated for images that a search found.
+
+    Of several samples, soft targets mix the signals: images that are blended alike then explain the update with hard
+    labels, to what nonlinear layers leave.
+    """
+    stated = "the loss is"
     if case.share.total_steps > 1:
-        return "the loss, the learning rate and the momentum are"
-    return "the loss and the learning rate are" if case.precision.of_weights else "the loss is"
+        stated = "the loss, the learning rate and the momentum are"
+    elif case.precision.of_weights:
+        stated = "the loss and the learning rate are"
+    return f"{stated} as stated" + (", with labels that are neither mixed nor soft" if case.samples > 1 else "")
 
 
 def told(answer: Answer) -> str:

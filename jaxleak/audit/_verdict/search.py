@@ -44,6 +44,8 @@ WITHIN_BOUNDS_BELOW = 0.001
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
 #: times what rounding may have changed in them.
 _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
+#: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
+_BLENDED = 0.4
 
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
@@ -127,14 +129,34 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 
     None where the client states no noise on its whole update.
     """
-    drawn = _noise_drawn(case, answer)
+    if case.defense is None or case.defense.mechanism is None or case.defense.mechanism.noise is None:
+        return None
+    drawn = _defended_anew(case, answer)
     return None if drawn is None else float(objectives.cosine(*drawn))
 
 
-def _noise_drawn(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
-    """The update of an answer with noise that is drawn anew, and without; None without noise on the whole update."""
+def left_by_noise(case: Case, answer: Answer) -> float | None:
+    """The relative misfit that the stated defense alone leaves of an update, told by the answer's; 0 without one.
+
+    None where it is not known: the defense does not act on the update, or only bounds of the gradient are seen.
+    """
+    if case.defense is None:
+        return 0.0
+    drawn = _defended_anew(case, answer)
+    if drawn is None or case.received.undone is not None:
+        return None
+    by, seen = case.received, case.observation._replace(payload=drawn[0])
+    own = by.of(seen, jnp.asarray(answer.x), jnp.asarray(answer.y))
+    return float(misfit(by.explained(seen, own), own))
+
+
+def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
+    """The update of an answer behind the stated defense, with noise drawn anew, and without it.
+
+    None where no defense is stated, or none that acts on the whole update in a known way.
+    """
     defense, seen = case.defense, case.observation
-    if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
+    if defense is None or defense.place != "payload" or defense.mechanism is None:
         return None
     x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
     own = compiled(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
@@ -210,9 +232,12 @@ def search(
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         other = rival_of(case, answer)
+        undetermined = other.undetermined
+        if case.unknowns and len(answer.x) > 1:
+            undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         answer = answer._replace(
-            undetermined=other.undetermined, remainder=other.answer_misfit,
-            below_head=left_below_head(case, other, _noise_drawn(case, answer)),
+            undetermined=undetermined, remainder=other.answer_misfit,
+            below_head=left_below_head(case, answer, other),
         )  # fmt: skip
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
@@ -228,17 +253,12 @@ def rounding_of(case: Case) -> float:
     return float(np.linalg.norm(errors) / norm(seen.payload))
 
 
-def left_below_head(case: Case, other: Rival, drawn: tuple[PyTree, PyTree] | None = None) -> float:
+def left_below_head(case: Case, answer: Answer, other: Rival) -> float:
     """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
 
     It is 0 where the head is not known, and where these layers are below a thousandth of the update or rounding may
-    have changed them by more than a tenth: then nothing can be said of them. Noise that the client states is taken off
-    by its size.
-
-    Args:
-        case: the audited update, whose defense the rival's comparison goes through.
-        other: images near the answer and what they leave of every leaf.
-        drawn: an update with noise as the client adds it, and without; None without noise.
+    have changed them by more than a tenth: then nothing can be said of them. What the stated defense alone leaves of
+    the update is taken off.
     """
     head = {*case.share.model.head_leaves, CUT}
     lower = [name for name in other.part_norms if name not in head]
@@ -247,22 +267,28 @@ def left_below_head(case: Case, other: Rival, drawn: tuple[PyTree, PyTree] | Non
     payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
     if case.precision.of_weights and set(lower) - weights.keys():
         return 0.0  # what was computed from the update, in a unit of its own
+    whole = math.hypot(*other.part_norms.values())
     size = math.hypot(*(other.part_norms[name] for name in lower))
     rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
-    if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
+    if size <= max(_LOWER_LAYERS_COUNT * whole, _OVER_ROUNDING * rounding):
         return 0.0
-    off = (other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name])
-    left = math.hypot(*off) / size
-    if drawn is None:
-        return left
-    sent, own = (named_leaves(update) for update in drawn)
-    noise = math.hypot(*(float(norm(sent[name] - own[name])) for name in lower)) / size
-    return math.sqrt(max(left**2 - noise**2, 0.0))
+    off = math.hypot(*(other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name]))
+    noise = (left_by_noise(case, answer) or 0.0) * whole
+    return math.sqrt(max(off**2 - noise**2, 0.0)) / size
 
 
-def rival_of(case: Case, answer: Answer) -> Rival:
-    """Other images with the update of an answer, and what images near the answer leave unexplained."""
+def blended(x: np.ndarray) -> np.ndarray:
+    """Images (N, H, W, channels) with a share of the next one in each.
+
+    A linear layer has the same gradient for blended inputs with derivatives of the loss that undo the blend, so that
+    whoever does not know the loss tells images from blends by what nonlinear layers make of them.
+    """
+    return (1 - _BLENDED) * x + _BLENDED * np.roll(x, 1, axis=0)
+
+
+def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None) -> Rival:
+    """Other images with the update of an answer, from noise or a start, and what images near the answer leave."""
     return rival(
-        case.received.share, case.observation, answer.x, answer.y, key=case.key,
+        case.received.share, case.observation, answer.x, answer.y, key=case.key, start=start,
         skip_zeros=case.received.in_part, undone=case.received.undone,
     )  # fmt: skip

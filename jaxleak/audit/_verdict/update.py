@@ -106,13 +106,15 @@ def update(
 
     Raises:
         ValueError: on a model that is no `Classifier`, variables that are not finite, facts out of range or unknown, a
-            defense that such a client cannot have, a truth of another shape, or a folder that is damaged or of another
-            audit.
+            defense that such a client cannot have, a truth of another shape, or a folder that is a file, damaged, or of
+            another audit.
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
     _validate.positive(minutes=minutes)
     _validate.seeds(seed=seed)
+    if out is not None and Path(out).is_file():
+        raise ValueError(f"out must be a folder, and {out} is a file")
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
     sent = sent_update(update, facts)
     known = sent.facts

@@ -256,7 +256,7 @@ def decide(
     not_tried: list[str],
     *,
     attacked: bool = True,
-    stated: str = "the loss is",
+    stated: str = "the loss is as stated",
 ) -> tuple[Outcome, tuple[str, ...]]:
     """The verdict and its reasons.
 
@@ -267,7 +267,7 @@ def decide(
         tried: what was tried and how far it got, in sentences.
         not_tried: what was not, and why.
         attacked: whether any attack came to its end.
-        stated: what must be as stated for images that a search found, and "is" or "are".
+        stated: what must be as stated for images that a search found, as a clause.
     """
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     wrong = failed(findings)
@@ -297,7 +297,7 @@ def decide(
         if best.dimmer is not None and (best.dimmer & best.shown).any():
             alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
-        granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated} as stated"
+        granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."

@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._rival import explains_as_well
-from jaxleak.audit._verdict.search import Case, misfit_of, rival_of, rounding_of
+from jaxleak.audit._verdict.search import Case, left_by_noise, misfit_of, rival_of, rounding_of
 from jaxleak.audit._verdict.verdict import Answer, called
 
 #: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
@@ -37,11 +37,14 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     Under another loss, starts may agree on images that make up for it. What images near the answer leave unexplained
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
-    frozen head, little may remain.
+    frozen head, little may remain. Behind a defense, what its noise leaves may remain as well.
     """
-    if answer.remainder is None or case.defended or case.defense is not None:
+    if answer.remainder is None:
         return answer
-    allowed = _EXPLAINED_BELOW + rounding_of(case)
+    noise = left_by_noise(case, answer)
+    if noise is None:
+        return answer
+    allowed = _EXPLAINED_BELOW + rounding_of(case) + noise
     if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
     if case.loss_shown or answer.remainder <= allowed:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode, Classifier, digest_of
-from jaxleak.models._door.function import assemble
+from jaxleak.models._door.function import assemble, check_sizes
 from jaxleak.models._door.network import Computed, Function
 from jaxleak.models._door.refused import RefusedError, without_tokens
 from jaxleak.models._door.torch_graph import (
@@ -75,8 +75,7 @@ def from_torch(
     except ImportError as error:
         raise ImportError("from_torch needs the package torch: pip install 'jaxleak[torch]'") from error
     _validate.one_of(DROPOUTS, dropout=dropout)
-    height, width, channels = image_shape if len(image_shape) == 3 else (0, 0, 0)
-    _validate.count(height=height, width=width, channels=channels)
+    height, width, channels = check_sizes(image_shape, None)
     kept, untrained, evaluated = tuple(eval_layers), list[str](), list[str]()
     if isinstance(module, torch.export.ExportedProgram):
         if kept:
