@@ -108,7 +108,11 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", slow_among(sorted(common.OTHER_SETTINGS), ("inversion_ggl", "inversion_fedleak_upstream"))
+    "name",
+    slow_among(
+        sorted(common.OTHER_SETTINGS),
+        ("inversion_ggl", "inversion_fedleak_upstream", "inversion_rog", "inversion_row_space", "epoch_copies"),
+    ),
 )
 def test_a_grant_that_an_attack_misses_is_named(name):
     """As `test_common_attacks` has it of attacks that it ran; these run there with -m slow only."""

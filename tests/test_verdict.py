@@ -88,7 +88,8 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
         "leave 4.5% of the update unexplained by the stated loss, and 1.3% by a loss that is fitted" in warning.evidence
     )
     assert warning.cause == (
-        "another loss or scale, such as class weights, label smoothing or another learning rate, or labels that the "
+        "another loss or scale, such as class weights, label smoothing or another learning rate, or images with values "
+        "outside [0, 1], or labels that the "
         "search took wrong"
     )
     assert warning.option.startswith("--loss other")
@@ -104,6 +105,7 @@ def test_an_answer_under_another_loss_than_the_stated_one_says_so():
     (warning,) = beside_the_statement(other, [short, other])
     assert warning.status == "suspicious"
     assert "under a loss that is fitted to it, and not under the stated one" in warning.evidence
+    assert beside_the_statement(other, [short, other], defended=True) == [warning]
     assert beside_the_statement(other, [found, other]) == []
     assert beside_the_statement(short, [short, other]) == []
 

@@ -93,7 +93,7 @@ def judged(
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
     findings = findings + (copied(best, findings) if shows else unexplained(best, findings, tried=bool(answers)))
-    if case.loss_known and not case.defended and (other := beside_the_statement(best, answers)):
+    if case.loss_known and (other := beside_the_statement(best, answers, defended=case.defended)):
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = findings + out_of_range(best)

@@ -25,7 +25,10 @@ from jaxleak.audit._verdict.verdict import (
 
 #: Name of the finding on whether any answer explains the update.
 EXPLAINED = "gradient explained"
-_ANOTHER = "another loss or scale, such as class weights, label smoothing or another learning rate"
+_ANOTHER = (
+    "another loss or scale, such as class weights, label smoothing or another learning rate, or images with values "
+    "outside [0, 1]"
+)
 _LOWER_LAYERS = (
     "layers with a learning rate or a scale of their own, weights of another round below the head, stale running "
     "statistics, or a second loss or a penalty on features"
@@ -137,17 +140,18 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
     return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
 
 
-def beside_the_statement(best: Answer | None, answers: Sequence[Answer]) -> list[Finding]:
+def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defended: bool = False) -> list[Finding]:
     """A warning where one layer or another loss explains the answer, and the client as it is stated does not.
 
     Args:
         best: the answer that `best_of` chose, or None.
         answers: what all attacks found.
+        defended: whether the client has changed its update, so that one layer alone may be as stated.
     """
     if best is not None and best.fitted and any(not answer.explained for answer in answers):
         evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."
-        return [Finding(EXPLAINED, "suspicious", evidence, _ANOTHER, LOSS_OTHER)]
-    if best is None or best.kind not in (ALONE, SPEAR_ALONE):
+        return [Finding(EXPLAINED, "suspicious", evidence, _ANOTHER, f"{LOSS_OTHER}, --mean, or --std")]
+    if defended or best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
     # Where no label can be read, the update as a whole was not compared.
     if best.kind == ALONE and not any(answer.kind == DENSE_INPUTS and not answer.matched for answer in answers):
