@@ -117,6 +117,20 @@ def test_images_and_labels_must_go_together(averaged):
         audit.rival(share, seen, x, y, key=jax.random.key(0), start=x[:1])
 
 
+def test_brighter_images_than_are_stated_explain_the_update_once_their_values_may_be(averaged):
+    share, _, x, y = averaged
+    payload = jax.jit(share)(averaged[1].params, Batch(1.5 * x[:, None], y, jnp.arange(COUNT)))
+    seen = averaged[1]._replace(payload=payload)
+    within, beyond = (
+        audit.rival(share, seen, 1.5 * x, y, key=jax.random.key(0), bounds=bounds) for bounds in ((0, 1), (-1, 2))
+    )
+    assert within.x.max() == 1
+    assert beyond.x.max() > 1
+    assert beyond.answer_misfit < 0.1 * within.answer_misfit
+    with pytest.raises(ValueError, match=r"bounds must be the lowest and the highest .*, got \(1, 0\)"):
+        audit.rival(share, seen, x, y, key=jax.random.key(0), bounds=(1, 0))
+
+
 def test_a_rival_may_start_at_given_images(averaged):
     share, seen, x, y = averaged
     begun = audit.rival(share, seen, x, y, key=jax.random.key(0), start=2 * blended(x), iterations=1)

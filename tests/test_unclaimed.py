@@ -160,6 +160,11 @@ def test_inputs_outside_of_the_range_of_pixels_are_named():
     assert found.option == "--mean, --std"
     assert out_of_range(answer._replace(x=1.009 * _pictures(1))) == []
     assert out_of_range(None) == []
+    better = answer._replace(x=_pictures(1), remainder=0.06, beyond=0.01)
+    (found,) = out_of_range(better)
+    assert "leave 6.0% of the update unexplained, and 1.0% where their values may be outside" in found.evidence
+    assert found.option.startswith("--mean, --std")
+    assert out_of_range(better._replace(beyond=0.05)) == []
 
 
 def test_starts_that_agree_on_a_flat_image_certify_nothing():

@@ -153,14 +153,36 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
     assert as_stated(known, near).explained == explained
 
 
+@pytest.mark.parametrize(("remainder", "value", "asked"), [(0.04, 1.0, True), (0.015, 1.0, False), (0.04, 0.9, False)])
+def test_values_beyond_the_range_are_asked_for_where_pixels_end_at_it_and_much_remains(
+    monkeypatch, remainder, value, asked
+):
+    model, variables = network(biases=True)
+    x, gradient = sent(model, variables, 1)
+    case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, gradient))
+    bounds = []
+    monkeypatch.setattr(
+        without_loss,
+        "rival_of",
+        lambda *_, **given: bounds.append(given["bounds"]) or SimpleNamespace(answer_misfit=0.01),
+    )
+    x = x.copy()
+    x[0, 0, 0] = value
+    near = answer_of(agreement=np.ones(1))._replace(x=x, y=np.zeros(1, np.int32), remainder=remainder)
+    found = as_stated(case._replace(loss_shown=True), near)
+    assert (found.beyond == 0.01, bool(bounds)) == (asked, asked)
+    assert found.explained  # the image is nearly right; that brighter ones are likelier is a warning
+    assert all(low < 0 and high > 1 for low, high in bounds)
+
+
 def test_where_no_loss_can_be_fitted_little_may_remain():
     """As behind a frozen head, whose gradient is not sent."""
     model, variables = network(biases=True)
-    _, gradient = sent(model, variables, 2)
+    x, gradient = sent(model, variables, 2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
     case = case_of(protocols.ClientShare(model._replace(head=None)), seen)._replace(samples=2)
     for remainder, explained in ((0.015, True), (0.04, False)):
-        found = as_stated(case, answer_of(agreement=np.ones(2))._replace(remainder=remainder))
+        found = as_stated(case, answer_of(agreement=np.ones(2))._replace(x=x, remainder=remainder))
         assert (found.explained, found.fitted_remainder) == (explained, None)
 
 

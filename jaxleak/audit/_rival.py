@@ -37,7 +37,7 @@ def explains_as_well(misfit: float, answer_misfit: float) -> bool:
 class Rival(NamedTuple):
     """Other images, found from an answer and noise, and how well both explain the update."""
 
-    x: np.ndarray  # (N, H, W, C) in [0, 1], in the order of the answer's
+    x: np.ndarray  # (N, H, W, C) within the bounds, in the order of the answer's
     misfit: float  # |g' - g| / |g| of the rival's update
     answer_misfit: float  # the same of the answer, the lower one of before and after the descent that the rival had
     answer_parts: dict[str, float]  # the same of every leaf of the update by itself, at that point
@@ -69,6 +69,7 @@ def rival(
     *,
     key: jax.Array,
     start: np.ndarray | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
     iterations: int = 300,
     skip_zeros: bool = False,
     undone: Undone | None = None,
@@ -88,6 +89,7 @@ def rival(
         y: (N,) int32, the labels of the answer.
         key: the noise is drawn with one derived from it, which may be that of the attack.
         start: (N, H, W, C) images at which the rival starts, clipped to [0, 1]; None adds noise to the answer.
+        bounds: lowest and highest value that pixels may take on the way; the starts lie in [0, 1].
         iterations: > 0, how many steps of Adam the descent has.
         skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
         undone: what is known of the gradient before the payload, as of `client_updates.Gradients`; None where the
@@ -97,12 +99,14 @@ def rival(
         The rival; NaN similarity where images are not finite.
 
     Raises:
-        ValueError: on shapes that do not fit, or iterations out of range.
+        ValueError: on shapes that do not fit, bounds in the wrong order, or iterations out of range.
     """
     answer = np.clip(np.asarray(x, np.float32), 0, 1)
     if answer.ndim != 4 or np.shape(y) != answer.shape[:1]:
         raise ValueError(f"x must have shape (N, H, W, C) and y (N,), got {answer.shape} and {np.shape(y)}")
     _validate.count(iterations=iterations)
+    if not bounds[0] < bounds[1]:
+        raise ValueError(f"bounds must be the lowest and the highest value of a pixel, got {bounds}")
     if start is None:
         start = answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape)
     elif np.shape(start) != answer.shape:
@@ -110,7 +114,9 @@ def rival(
     begun = jnp.clip(start, 0, 1)
     labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
     received = Received(share, skip_zeros, undone)
-    found, before, after = _descend(received, observation, jnp.stack([first, begun]), labels, iterations)
+    found, before, after = _descend(
+        received, observation, jnp.stack([first, begun]), labels, jnp.array(bounds), iterations
+    )
     other = np.asarray(found[1])
     nearest = min((before, after), key=lambda fit: float(fit.misfit[0]))
     return Rival(
@@ -129,9 +135,9 @@ class _Fit(NamedTuple):
     norms: dict[str, jax.Array]  # |g| of every leaf
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
+@functools.partial(jax.jit, static_argnums=(0, 5))
 def _descend(
-    received: Received, seen: Observation, starts: jax.Array, y: jax.Array, iterations: int
+    received: Received, seen: Observation, starts: jax.Array, y: jax.Array, bounds: jax.Array, iterations: int
 ) -> tuple[jax.Array, _Fit, _Fit]:
     """Images of all starts (S, N, H, W, C) after the descent, and how they fit (S, ...) before and after."""
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
@@ -156,7 +162,7 @@ def _descend(
         x, state, sharpness = carry
         change, state = optimizer.update(gradient(x, sharpness), state)
         sharpness = next_sharpness(_SMOOTHING, sharpness, iteration, iterations, jnp.zeros(()))
-        return (jnp.clip(x + change, 0, 1), state, sharpness), None
+        return (jnp.clip(x + change, *bounds), state, sharpness), None
 
     def one(start: jax.Array) -> tuple[jax.Array, _Fit, _Fit]:
         begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start))

@@ -286,9 +286,9 @@ def blended(x: np.ndarray) -> np.ndarray:
     return (1 - _BLENDED) * x + _BLENDED * np.roll(x, 1, axis=0)
 
 
-def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None) -> Rival:
+def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None, **options: Any) -> Rival:
     """Other images with the update of an answer, from noise or a start, and what images near the answer leave."""
     return rival(
         case.received.share, case.observation, answer.x, answer.y, key=case.key, start=start,
-        skip_zeros=case.received.in_part, undone=case.received.undone,
+        skip_zeros=case.received.in_part, undone=case.received.undone, **options,
     )  # fmt: skip

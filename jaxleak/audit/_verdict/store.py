@@ -103,8 +103,8 @@ class Store:
             answer = Answer(**noted, **found)
         except (OSError, *_DAMAGED) as error:
             raise _damaged(file, error) from error
-        if answer.undetermined is not None and "below_head" not in noted:
-            return None  # an earlier version, which certified more, has not looked at the layers below the head
+        if answer.undetermined is not None and "beyond" not in noted:
+            return None  # an earlier version certified more: it asked less of lower layers, defenses and the range
         if answer.x.ndim != 4 or answer.y.shape != answer.x.shape[:1] or not np.isfinite(answer.x).all():
             raise _damaged(file, "it holds no images with their labels")
         return answer

@@ -108,6 +108,7 @@ class Answer(NamedTuple):
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
     allowed: float | None = None  # the most that may remain where no loss can be fitted; None where one can
     below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
+    beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
 
     @property
@@ -138,6 +139,11 @@ class Answer(NamedTuple):
         if self.allowed is not None:
             return self.remainder <= self.allowed
         return self.fitted_remainder is None or self.remainder < _BY_FAR * self.fitted_remainder
+
+    @property
+    def explained_better_beyond(self) -> bool:
+        """Whether images with values outside [0, 1] explain the update far better."""
+        return self.beyond is not None and self.remainder is not None and self.remainder >= _BY_FAR * self.beyond
 
     @property
     def explains_lower_layers(self) -> bool:

@@ -108,11 +108,18 @@ def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Findin
 
 
 def out_of_range(best: Answer | None) -> list[Finding]:
-    """A warning where equations gave inputs outside of [0, 1]: the images were normalised before the network.
+    """A warning where inputs are outside of [0, 1]: equations gave them, or they explain the update far better.
 
     Args:
         best: the answer that `best_of` chose, or None.
     """
+    if best is not None and best.explained_better_beyond:
+        evidence = (
+            f"Images near the best answer leave {best.remainder:.1%} of the update unexplained, and {best.beyond:.1%} "
+            "where their values may be outside of [0, 1]."
+        )
+        cause = "images that were made brighter or normalised before the network, or another loss or scale"
+        return [Finding("input range", "suspicious", evidence, cause, f"--mean, --std, or {LOSS_OTHER}")]
     if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
         return []
     evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."

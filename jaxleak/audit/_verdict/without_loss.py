@@ -14,6 +14,10 @@ _DIMMED = 0.5
 #: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
 #: batch statistics may leave as much of a correct update.
 _EXPLAINED_BELOW = 0.02
+#: Values of pixels among which the client's are, if it has not kept them in [0, 1] as is stated.
+_BEYOND = (-2.0, 3.0)
+#: How near to 0 or 1 a search leaves pixels that it would take further.
+_AT_BOUNDS = 0.005
 
 
 def why_not(case: Case) -> str:
@@ -37,17 +41,22 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     Under another loss, starts may agree on images that make up for it. What images near the answer leave unexplained
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
-    frozen head, little may remain. Behind a defense, what its noise leaves may remain as well.
+    frozen head, little may remain. Behind a defense, what its noise leaves may remain as well. Where much remains and
+    pixels end at 0 or 1, values beyond are tried, too.
     """
-    if answer.remainder is None:
+    remainder = answer.remainder
+    if remainder is None:
         return answer
     noise = left_by_noise(case, answer)
     if noise is None:
         return answer
     allowed = _EXPLAINED_BELOW + rounding_of(case) + noise
+    if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
+        beyond = rival_of(case, answer, bounds=_BEYOND).answer_misfit
+        answer = answer._replace(beyond=beyond)
     if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
-    if case.loss_shown or answer.remainder <= allowed:
+    if case.loss_shown or remainder <= allowed:
         return answer
     if why_not(case):
         return answer._replace(allowed=allowed)
