@@ -108,6 +108,9 @@ def test_an_answer_under_another_loss_than_the_stated_one_says_so():
     assert beside_the_statement(other, [short, other], defended=True) == [warning]
     assert beside_the_statement(other, [found, other]) == []
     assert beside_the_statement(short, [short, other]) == []
+    far = found._replace(cosine_distance=0.02)
+    assert beside_the_statement(other, [far, other]) == [warning]
+    assert beside_the_statement(other, [far, other], defended=True) == []
 
 
 @pytest.mark.slow

@@ -167,6 +167,32 @@ class TestStages:
         assert len(list(stages._gradient_matching(case, FEDLEAK))) == 1 + len(after)
         assert self.searched == [(400, "fedleak"), *after]
 
+    @pytest.mark.parametrize(
+        ("changed", "distance", "goes_on"),
+        [
+            ({}, 0.02, True),
+            ({}, 0.001, False),  # the update is explained
+            ({"defended": True}, 0.02, False),  # then it was tried beside the others
+            ({"defended": True, "defense": defenses.quantize(4)}, 0.02, False),
+            ({"store": SimpleNamespace(left=0)}, 0.02, False),
+        ],
+    )
+    def test_where_nothing_has_the_update_the_loss_or_labels_may_be_other_ones(
+        self, monkeypatch, changed, distance, goes_on
+    ):
+        tried = []
+        monkeypatch.setattr(stages, "_gradient_matching", lambda case, names, **_: tried.append(names) or iter(answers))
+        monkeypatch.setattr(stages, "_row_space", lambda case: iter(["row spaces"]))
+        monkeypatch.setattr(stages, "equations", lambda case: iter(()))
+        monkeypatch.setattr(stages, "with_read_label", lambda case: (case, []))
+        for name in ("_label_rule", "why_not", "distance_of_truth"):
+            monkeypatch.setattr(stages, name, lambda *_: None)
+        answers = [answer_of(distance=distance, **UNSURE)]
+        case = {"loss_known": True, "defended": False, "defense": None, "received": UNDEFENDED, "observation": None}
+        list(stages.run_stages(SimpleNamespace(**case | {"store": SimpleNamespace(left=9)} | changed)))
+        assert ((stages.ANY_LOSS,) in tried) == goes_on
+        assert len(tried) == 1 + goes_on
+
     def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
         first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True), FEDLEAK))
         assert first.startswith("No attack that knows the defense was tried")

@@ -69,7 +69,12 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
             searched.append(found)
         yield found
     if not certain:
-        yield from _row_space(case)
+        deep = []
+        for found in _row_space(case):
+            deep.append(found)
+            yield found
+        if not any(isinstance(found, Answer) and found.matched for found in (*searched, *deep)):
+            yield from _unstated_loss(case, searched)
         yield from _short_of_noise(case, searched)
         yield from _short_of_bounds(case, searched)
 
@@ -81,6 +86,13 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
     elif why := why_not(case):
         yield f"{called(ANY_LOSS)} was not tried: {why}."
     else:
+        yield from _gradient_matching(case, (ANY_LOSS,))
+
+
+def _unstated_loss(case: Case, answers: list[Answer]) -> Iterator[Answer | str]:
+    """The same search where no answer under the stated loss has the update: the loss or labels may be other ones."""
+    tried = any(answer.fitted for answer in answers)
+    if not (tried or case.defended or case.defense is not None or why_not(case)) and case.store.left > 0:
         yield from _gradient_matching(case, (ANY_LOSS,))
 
 

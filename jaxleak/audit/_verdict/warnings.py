@@ -155,9 +155,13 @@ def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defe
         answers: what all attacks found.
         defended: whether the client has changed its update, so that one layer alone may be as stated.
     """
-    if best is not None and best.fitted and any(not answer.explained for answer in answers):
+    refuted = any(not answer.explained for answer in answers)
+    if not defended:  # behind a defense, what is not known of it may keep the stated loss from the update
+        refuted |= not any(answer.matched and not answer.fitted for answer in answers)
+    if best is not None and best.fitted and best.matched and refuted:
         evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."
-        return [Finding(EXPLAINED, "suspicious", evidence, _ANOTHER, f"{LOSS_OTHER}, --mean, or --std")]
+        cause = f"{_ANOTHER}, or labels that the searches took wrong"
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, --mean, or --std")]
     if defended or best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
     # Where no label can be read, the update as a whole was not compared.
