@@ -193,6 +193,19 @@ class TestStages:
         assert ((stages.ANY_LOSS,) in tried) == goes_on
         assert len(tried) == 1 + goes_on
 
+    @pytest.mark.parametrize(("distance", "sure", "why", "goes_on"), [
+        (0.02, SURE, "", True), (0.001, UNSURE, "", False), (0.02, UNSURE, "", False), (0.02, SURE, "two steps", False),
+    ])  # fmt: skip
+    def test_starts_that_agree_on_images_without_the_update_speak_for_another_loss(
+        self, monkeypatch, distance, sure, why, goes_on
+    ):
+        monkeypatch.setattr(stages, "why_not", lambda case: why)
+        monkeypatch.setattr(stages, "under_any_loss", lambda case: case)
+        other = answer_of(misfit=0.01, **SURE)._replace(attack="any_loss_400")
+        case = self.case(monkeypatch, [answer_of(distance=distance, **sure), other])
+        list(stages._gradient_matching(case, FEDLEAK))
+        assert ((400, "any_loss") in self.searched) == goes_on
+
     def test_a_defense_that_is_not_stated_is_said_to_be_unknown(self, monkeypatch):
         first = next(stages._gradient_matching(self.case(monkeypatch, [answer_of()], defended=True), FEDLEAK))
         assert first.startswith("No attack that knows the defense was tried")

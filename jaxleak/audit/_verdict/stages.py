@@ -92,8 +92,18 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
 def _unstated_loss(case: Case, answers: list[Answer]) -> Iterator[Answer | str]:
     """The same search where no answer under the stated loss has the update: the loss or labels may be other ones."""
     tried = any(answer.fitted for answer in answers)
-    if not (tried or case.defended or case.defense is not None or why_not(case)) and case.store.left > 0:
+    if not tried and _may_be_another_loss(case) and case.store.left > 0:
         yield from _gradient_matching(case, (ANY_LOSS,))
+
+
+def _astray(case: Case, answer: Answer) -> bool:
+    """Whether all starts of a search end at the same images, without the update: more time will not change them."""
+    return not answer.matched and not answer.fitted and bool(answer.agree.all()) and _may_be_another_loss(case)
+
+
+def _may_be_another_loss(case: Case) -> bool:
+    """Whether an update without a defense can be searched without the loss."""
+    return not case.defended and case.defense is None and not why_not(case)
 
 
 def _label_rule(case: Case) -> str:
@@ -162,7 +172,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
     An attacker who knows a defense may ignore it, and finds more that way behind little noise. Where another loss
-    explains the update far better than the stated one, an attacker who knows no loss searches as well.
+    explains the update far better than the stated one, or all starts agree on images without the update, an attacker
+    who knows no loss searches as well.
 
     Args:
         case: the audited update.
@@ -198,7 +209,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             break
         yield answer
         short.append((answer, name, pace))
-        if not answer.explained and answer.allowed is None and ANY_LOSS not in attackers:
+        refuted = not answer.explained and answer.allowed is None
+        if ANY_LOSS not in attackers and (refuted or _astray(case, answer)):
             attackers.append(ANY_LOSS)
         if answer.shown.all() or not answer.finished:
             return
