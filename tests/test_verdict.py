@@ -369,11 +369,11 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     assert not far.shown.any()
     (warning,) = unexplained(far)
     assert (
-        "leave 3.2% of the update unexplained. Where no loss can be fitted to the update, a certificate takes"
+        "leave 3.2% of the update unexplained. Where no other loss explains more of it, a certificate takes at most"
         in warning.evidence
     )
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
-    assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no loss" in told(far)
+    assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no other loss" in told(far)
     _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss is as stated, with such labels")
     assert reason.endswith("from the update, if the loss is as stated, with such labels.")
 

@@ -133,7 +133,14 @@ def test_one_program_serves_all_searches_without_the_loss():
 
 @pytest.mark.parametrize(
     ("remainder", "fitted", "shown", "explained"),
-    [(0.015, 0.001, False, True), (0.04, 0.039, False, True), (0.04, 0.02, False, False), (0.04, 0.02, True, True)],
+    [
+        (0.015, 0.001, False, True),
+        (0.04, 0.039, False, True),
+        (0.04, 0.02, False, False),
+        (0.04, 0.02, True, True),
+        (0.09, 0.085, False, False),
+        (0.09, 0.0, True, False),
+    ],
 )
 def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, shown, explained):
     model, variables = network(biases=True)

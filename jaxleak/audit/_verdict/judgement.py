@@ -276,7 +276,9 @@ def told(answer: Answer) -> str:
         if not answer.explains_lower_layers:
             agreement += f"{answer.below_head:.0%} of the layers below the head"
         elif answer.allowed is not None:
-            agreement += f"a certificate takes at most {answer.allowed:.1%} where no loss can be fitted to the update"
+            agreement += (
+                f"a certificate takes at most {answer.allowed:.1%} where no other loss explains more of the update"
+            )
         else:
             agreement += f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes"
             agreement += " up for it"

@@ -209,7 +209,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             break
         yield answer
         short.append((answer, name, pace))
-        refuted = not answer.explained and answer.allowed is None
+        refuted = not answer.explained and (answer.allowed is None or answer.fitted_remainder is not None)
         if ANY_LOSS not in attackers and (refuted or _astray(case, answer)):
             attackers.append(ANY_LOSS)
         if answer.shown.all() or not answer.finished:

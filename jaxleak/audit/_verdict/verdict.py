@@ -106,7 +106,7 @@ class Answer(NamedTuple):
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
-    allowed: float | None = None  # the most that may remain where no loss can be fitted; None where one can
+    allowed: float | None = None  # the most that may remain where no other loss explains more; None: not asked
     below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
     beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
     dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above

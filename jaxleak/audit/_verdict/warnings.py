@@ -56,7 +56,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
             cause = _LOWER_LAYERS
             option = f"--weights, {DEFENSE_OTHER}, or --truth of a known batch"
         elif best.allowed is not None:
-            evidence += f". Where no loss can be fitted to the update, a certificate takes at most {best.allowed:.1%}."
+            evidence += f". Where no other loss explains more of it, a certificate takes at most {best.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
             option = "--learning-rate, --momentum, --local-steps, or --minutes"
         else:
