@@ -58,7 +58,7 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         elif best.allowed is not None:
             evidence += f". Where no other loss explains more of it, a certificate takes at most {best.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
-            option = "--learning-rate, --momentum, --local-steps, or --minutes"
+            option = f"--learning-rate, --momentum, --local-steps, {LOSS_OTHER}, or --minutes"
         else:
             evidence += f" by the stated loss, and {best.fitted_remainder:.1%} by a loss that is fitted to it."
             cause = f"{_ANOTHER}, or labels that the search took wrong"
