@@ -374,8 +374,8 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     )
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
     assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no other loss" in told(far)
-    _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss is as stated, with such labels")
-    assert reason.endswith("from the update, if the loss is as stated, with such labels.")
+    _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss and the learning rate are as stated")
+    assert reason.endswith("from the update, if the loss and the learning rate are as stated.")
 
 
 def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():

@@ -69,11 +69,11 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
             searched.append(found)
         yield found
     if not certain:
-        deep = []
+        explained = any(answer.matched for answer in searched)
         for found in _row_space(case):
-            deep.append(found)
+            explained = explained or (isinstance(found, Answer) and found.matched)
             yield found
-        if not any(isinstance(found, Answer) and found.matched for found in (*searched, *deep)):
+        if not explained:
             yield from _unstated_loss(case, searched)
         yield from _short_of_noise(case, searched)
         yield from _short_of_bounds(case, searched)

@@ -53,20 +53,20 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     noise = left_by_noise(case, answer)
     if noise is None:
         return answer
-    allowed = _EXPLAINED_BELOW + rounding_of(case) + noise
+    unknowable = rounding_of(case) + noise
+    allowed = _EXPLAINED_BELOW + unknowable
     if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
-        beyond = rival_of(case, answer, bounds=_BEYOND).answer_misfit
-        answer = answer._replace(beyond=beyond)
+        answer = answer._replace(beyond=rival_of(case, answer, bounds=_BEYOND).answer_misfit)
     if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
     if remainder <= allowed:
         return answer
-    if not case.loss_shown and why_not(case):
-        return answer._replace(allowed=allowed)
     if not case.loss_shown:
+        if why_not(case):
+            return answer._replace(allowed=allowed)
         case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
         answer = answer._replace(fitted_remainder=rival_of(under_any_loss(case), answer).answer_misfit)
-    most = _CERTIFIED_BELOW + rounding_of(case) + noise
+    most = _CERTIFIED_BELOW + unknowable
     return answer._replace(allowed=most) if answer.explained and remainder > most else answer
 
 
