@@ -44,7 +44,7 @@ def test_nothing_is_said_where_it_cannot_be():
 
 
 def test_what_the_stated_defense_leaves_of_the_update_is_taken_off(monkeypatch):
-    monkeypatch.setattr(search, "left_by_noise", lambda *_: 0.05)  # of an update of norm 1
+    monkeypatch.setattr(search, "left_by_noise", lambda case, answer, names: 0.5 if names == ["conv"] else 9.0)
     norms = {"conv": 0.1, "head": np.sqrt(1 - 0.1**2)}
     assert _left(norms, {"conv": 0.6, "head": 0.0}) == pytest.approx(np.sqrt(0.6**2 - 0.5**2))
     assert _left(norms, {"conv": 0.4, "head": 0.0}) == 0

@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -135,10 +135,15 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
     return None if drawn is None else float(objectives.cosine(*drawn))
 
 
-def left_by_noise(case: Case, answer: Answer) -> float | None:
+def left_by_noise(case: Case, answer: Answer, names: Collection[str] | None = None) -> float | None:
     """The relative misfit that the stated defense alone leaves of an update, told by the answer's; 0 without one.
 
     None where it is not known: the defense does not act on the update, or only bounds of the gradient are seen.
+
+    Args:
+        case: the audited update.
+        answer: images and labels in the client's place.
+        names: leaves of the update that are compared by themselves; None for all.
     """
     if case.defense is None:
         return 0.0
@@ -147,7 +152,9 @@ def left_by_noise(case: Case, answer: Answer) -> float | None:
         return None
     by, seen = case.received, case.observation._replace(payload=drawn[0])
     own = by.of(seen, jnp.asarray(answer.x), jnp.asarray(answer.y))
-    return float(misfit(by.explained(seen, own), own))
+    wanted, own = named_leaves(by.explained(seen, own)), named_leaves(own)
+    kept = own.keys() if names is None else names
+    return float(misfit({name: wanted[name] for name in kept}, {name: own[name] for name in kept}))
 
 
 def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
@@ -267,14 +274,13 @@ def left_below_head(case: Case, answer: Answer, other: Rival) -> float:
     payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
     if case.precision.of_weights and set(lower) - weights.keys():
         return 0.0  # what was computed from the update, in a unit of its own
-    whole = math.hypot(*other.part_norms.values())
     size = math.hypot(*(other.part_norms[name] for name in lower))
     rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
-    if size <= max(_LOWER_LAYERS_COUNT * whole, _OVER_ROUNDING * rounding):
+    if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
         return 0.0
     off = math.hypot(*(other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name]))
-    noise = (left_by_noise(case, answer) or 0.0) * whole
-    return math.sqrt(max(off**2 - noise**2, 0.0)) / size
+    noise = left_by_noise(case, answer, lower) or 0.0
+    return math.sqrt(max((off / size) ** 2 - noise**2, 0.0))
 
 
 def blended(x: np.ndarray) -> np.ndarray:
