@@ -8,6 +8,8 @@ import enum
 
 import jax
 
+from jaxleak._random_streams import stream_of
+
 #: No run folds this number in: the letters "atck" as four bytes.
 _ATTACKER = int.from_bytes(b"atck")
 
@@ -24,4 +26,4 @@ class Purpose(enum.IntEnum):
 
 def own_key(purpose: Purpose) -> jax.Array:
     """The attacker's key () for a purpose, the same in every run and none that a run derives from its seed."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _ATTACKER), int(purpose))
+    return stream_of(jax.random.fold_in(jax.random.key(0), _ATTACKER), purpose)

@@ -6,7 +6,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -246,6 +246,18 @@ def made(kind: type, maker: str, **named: Any) -> None:
     for name, value in named.items():
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {kind_of(value)}")
+
+
+def members(of: str, **named: Any) -> tuple[Any, ...]:
+    """The members of the one value that is named; raise `ValueError` unless it is a list or another iterable of them.
+
+    Args:
+        of: what the members are, in the plural, such as "devices".
+    """
+    ((name, value),) = named.items()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list of {of}, got {kind_of(value)}")
+    return tuple(value)
 
 
 def random_key(**named: Any) -> None:

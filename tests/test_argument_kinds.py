@@ -37,11 +37,20 @@ GIVEN = {"attack": BLACK, "observation": SEEN, "template": audit.template_of(BAT
         ({"key": jax.random.split(jax.random.key(0))}, r"key must be one random key, .* got an array of shape \(2,\)"),
         ({"checkpoints": "folder"}, "checkpoints must be a Checkpoints, as jaxleak.checkpoint makes, got a str"),
         ({"restarts": 2.0}, "restarts must be a whole number, got 2.0, a float"),
+        ({"devices": 1}, r"devices must be a list of devices, such as jax.devices\(\), got an int"),
+        ({"callbacks": None}, "callbacks must be a list of functions, got None"),
     ],
 )
 def test_an_inversion_names_the_argument(changed, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         audit.invert(**(GIVEN | changed))
+
+
+def test_callbacks_that_come_from_a_generator_are_called_after_every_chunk():
+    done = []
+    given = GIVEN | {"attack": BLACK._replace(iterations=None), "iterations": 3, "chunk": 1, "executor": "eager"}
+    audit.invert(**given, callbacks=(call for call in [lambda iterations, *_: done.append(iterations)]))
+    assert done == [1, 2, 3]
 
 
 def test_an_inversion_refuses_weights_that_diverged_and_says_that_nothing_was_sent(caplog):
@@ -61,6 +70,7 @@ def test_an_inversion_refuses_weights_that_diverged_and_says_that_nothing_was_se
         ({"threat": "server"}, "threat must be a Threat, as jaxleak.threats makes, got a str"),
         ({"private": (1, 2)}, "private must be a Batch, as jaxleak.Batch makes, got a tuple"),
         ({"key": None}, "key must be one random key, .* got None"),
+        ({"callbacks": print}, "callbacks must be a list of functions, got a builtin_function_or_method"),
         ({"checkpoints": "folder"}, "checkpoints must be a Checkpoints, as jaxleak.checkpoint makes, got a str"),
     ],
 )

@@ -39,6 +39,7 @@ FLOORS = {
             "_own_keys",
             "_precision",
             "_processes",
+            "_random_streams",
             "_registry",
             "_replacing",
             "_stated",

@@ -9,10 +9,12 @@ import reference
 from small_updates import answer_of, case_of
 
 from jaxleak import Observation, audit, metrics, models, protocols
-from jaxleak.audit._checks import check_known_images
+from jaxleak.audit._checks import Finding, check_known_images
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._verdict import one_sample, stages, without_loss
 from jaxleak.audit._verdict.one_sample import equations
 from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE, best_of
+from jaxleak.audit._verdict.warnings import EXPLAINED
 
 FINDINGS = 5
 
@@ -170,6 +172,35 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
     assert asked[-1][1] >= 3 * FINDINGS
     first = [] if "loss" in facts else [("fedleak_400", 0)]
     assert asked[:-1] == first
+
+
+@pytest.mark.parametrize(
+    ("facts", "advised"),
+    [
+        ({"loss": "binary_cross_entropy"}, {LOSS_OTHER, DEFENSE_OTHER}),
+        ({"defense": "other"}, {LOSS_OTHER}),
+        ({"loss": "other"}, {DEFENSE_OTHER}),
+    ],
+)
+def test_no_finding_advises_what_is_stated_already(monkeypatch, convolutional, facts, advised):
+    model, _, variables, gradient = convolutional
+    monkeypatch.setattr(stages, "search", lambda case, name, *_, **__: (answer_of(name, 0.9), 1.0))
+    monkeypatch.setattr(stages, "_LATER", (10**9,))  # which no budget has
+    found = audit.update(model, variables, gradient, batch_size=3, **facts).findings
+    (option,) = (finding.option for finding in found if finding.name == EXPLAINED)
+    assert {known for known in (LOSS_OTHER, DEFENSE_OTHER) if known in option} == advised
+    assert option.startswith("--truth of a known batch, --mean, --std, --minutes, ")
+
+
+def test_a_list_of_options_without_one_of_them_reads_as_a_list():
+    def advised(option):
+        return Finding("name", "failed", "evidence", option=option).without([LOSS_OTHER]).option
+
+    assert advised(f"--weights, {LOSS_OTHER}, or {DEFENSE_OTHER}") == f"--weights, or {DEFENSE_OTHER}"
+    assert advised(f"{LOSS_OTHER}, or {DEFENSE_OTHER}") == DEFENSE_OTHER
+    assert advised(f"--mean, --std, or {LOSS_OTHER}") == "--mean, --std"
+    assert advised(f"{LOSS_OTHER}, --weights") == "--weights"
+    assert not advised(LOSS_OTHER)
 
 
 @pytest.fixture

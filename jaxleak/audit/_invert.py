@@ -13,7 +13,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxleak import _identity, _mesh, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Transcript
 from jaxleak._memory import within_memory
+from jaxleak._random_streams import stream_of
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
+from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._restarts import best_restart, start_trials, step_of, step_trials
 from jaxleak.audit._rounds import template_of
 from jaxleak.checkpoint import Checkpoints
@@ -86,18 +88,15 @@ def invert(
             transcript in place of an observation, since it holds the truth, or an attack whose answer does not have
             the template's shapes.
     """
-    if isinstance(observation, Transcript):
-        raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
-    _validate.made(Attack, "attacks.inversion", attack=attack)
-    _validate.made(Observation, "threats.view", observation=observation)
-    _validate.made(Batch, "audit.template_of", template=template)
-    _validate.random_key(key=key)
+    _check_kinds(attack, observation, template, key)
     _check_observed(observation)
     if checkpoints is not None:
         _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)
     iterations = _length(attack, iterations)
     _validate.count(chunk=chunk, restarts=restarts)
     _validate.one_of(EXECUTORS, executor=executor)
+    devices = _validate.members("devices, such as jax.devices()", devices=devices)
+    callbacks = _validate.members("functions", callbacks=callbacks)
     if devices and executor == "eager":
         raise ValueError("devices share compiled programs: executor must be 'scan' or 'step', got 'eager'")
     if restarts > 1 and devices and restarts % len(devices):
@@ -150,6 +149,16 @@ def invert(
         _log.warning(line)
     answers = ends.answers(state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def _check_kinds(attack: Any, observation: Any, template: Any, key: Any) -> None:
+    """Refuse arguments of another kind, the transcript of a round among them, since it holds the truth."""
+    if isinstance(observation, Transcript):
+        raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
+    _validate.made(Attack, "attacks.inversion", attack=attack)
+    _validate.made(Observation, "threats.view", observation=observation)
+    _validate.made(Batch, "audit.template_of", template=template)
+    _validate.random_key(key=key)
 
 
 def _check_observed(observation: Observation) -> None:
@@ -268,7 +277,7 @@ def both_ends(attack: Attack, restarts: int) -> Ends:
 
     @functools.partial(jax.jit, static_argnums=0)
     def start(template: Batch, key: jax.Array) -> PyTree:
-        return start_trials(attack, jax.random.fold_in(key, 2), template, restarts)
+        return start_trials(attack, stream_of(key, Stream.ATTACK_START), template, restarts)
 
     @jax.jit
     def answers(states: PyTree, observation: Observation) -> Reconstruction:
@@ -286,7 +295,7 @@ def loop_of(trials: Trials) -> Loop:
     def advance(
         carry: InversionRun, observation: Observation, key: jax.Array
     ) -> tuple[InversionRun, dict[str, jax.Array]]:
-        k = jax.random.fold_in(jax.random.fold_in(key, 3), carry.iteration)
+        k = jax.random.fold_in(stream_of(key, Stream.ATTACK_STEPS), carry.iteration)
         state, info = step_trials(
             trials.attack, k, carry.attack, observation, trials.restarts, together=_all_trials(trials)
         )

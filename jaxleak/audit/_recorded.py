@@ -8,7 +8,9 @@ import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
+from jaxleak._random_streams import stream_of
 from jaxleak.audit._private import check_private
+from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._restarts import step_of
 from jaxleak.audit._rounds import template_of
 from jaxleak.threats import Threat, view
@@ -78,8 +80,8 @@ def replay(
     Returns:
         The attack's state after the last round, and its stacked infos.
     """
-    state = attack.init(jax.random.fold_in(key, 2), template_of(template))
-    return _replayed(attack)(state, observations, jax.random.fold_in(key, 3))
+    state = attack.init(stream_of(key, Stream.ATTACK_START), template_of(template))
+    return _replayed(attack)(state, observations, stream_of(key, Stream.ATTACK_STEPS))
 
 
 @functools.lru_cache(maxsize=4)  # so that a second replay of the same attack compiles nothing

@@ -10,9 +10,11 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Observation, PyTree, Share
+from jaxleak._random_streams import stream_of
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.gradient_term import Undone
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
+from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received, misfit
 from jaxleak.audit._similarity import similarity
 from jaxleak.metrics._images import RECOGNISED_ABOVE
@@ -21,7 +23,6 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE
 _NOISE = 0.2
 _RATE = 0.02
 _SMOOTHING = smoothing(4.0, 100.0, finish=0.2)
-_KEY = 0x41  # apart from the keys that an attack's starts derive
 #: How many times as large as the answer's the misfit of a rival may be that explains the update as well, and up to
 #: which misfit it does so in any case: an answer may be exact where a descent of some hundred steps is not.
 _AS_WELL, _IN_ANY_CASE = 2.0, 0.01
@@ -108,7 +109,7 @@ def rival(
     if not bounds[0] < bounds[1]:
         raise ValueError(f"bounds must be the lowest and the highest value of a pixel, got {bounds}")
     if start is None:
-        start = answer + _NOISE * jax.random.normal(jax.random.fold_in(key, _KEY), answer.shape)
+        start = answer + _NOISE * jax.random.normal(stream_of(key, Stream.RIVALS), answer.shape)
     elif np.shape(start) != answer.shape:
         raise ValueError(f"start must have the shape of x, {answer.shape}, got {np.shape(start)}")
     begun = jnp.clip(start, 0, 1)

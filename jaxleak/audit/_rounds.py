@@ -15,8 +15,10 @@ import numpy as np
 from jaxleak import _identity, _tree, _validate
 from jaxleak._base import Attack, Batch, Protocol, ProtocolState, PyTree
 from jaxleak._memory import require_bytes, within_memory
+from jaxleak._random_streams import stream_of
 from jaxleak.audit._chunks import EXECUTORS, Executor, in_chunks, one_by_one
 from jaxleak.audit._private import check_private
+from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._restarts import start_trials, step_trials
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.threats import Threat, view
@@ -40,7 +42,7 @@ def template_of(private: Batch) -> Batch:
 
 def init_key(key: jax.Array) -> jax.Array:
     """The scalar key from which a run with the scalar `key` draws the protocol's initial parameters."""
-    return jax.random.fold_in(key, 0)
+    return stream_of(key, Stream.PARAMETERS)
 
 
 def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array, restarts: int = 1) -> RunState:
@@ -65,7 +67,7 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     _validate.random_key(key=key)
     check_private(protocol, private)
     template = template_of(private)
-    attack_key = jax.random.fold_in(key, 2)
+    attack_key = stream_of(key, Stream.ATTACK_START)
     carried = jax.tree.leaves(jax.eval_shape(lambda k: attack.init(k, template), attack_key))
     need = restarts * sum(leaf.size * leaf.dtype.itemsize for leaf in carried)
     require_bytes(need, jax.local_devices()[0], "attack fewer samples (num_samples), or with fewer restarts")
@@ -119,6 +121,7 @@ def run(
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
     _validate.made(Threat, "jaxleak.threats", threat=threat)
+    callbacks = _validate.members("functions", callbacks=callbacks)
     if checkpoints is not None:
         _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)
     if state is not None:
@@ -177,7 +180,7 @@ class _Programs(NamedTuple):
 @functools.lru_cache(maxsize=4)  # so that a second run of the same attack on the same protocol compiles nothing
 def _programs(attack: Attack, protocol: Protocol, threat: Threat, restarts: int) -> _Programs:
     def one_round(carry: RunState, private: Batch, key: jax.Array) -> tuple[RunState, dict[str, jax.Array]]:
-        protocol_key, step_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 3)
+        protocol_key, step_key = stream_of(key, Stream.ROUNDS), stream_of(key, Stream.ATTACK_STEPS)
         t = carry.protocol.round
         protocol_state, transcript = protocol.round(protocol_key, carry.protocol, private)
         observation = view(threat, transcript)

@@ -1,5 +1,6 @@
 """What a check of an update says."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from jaxleak._stated import Kind
@@ -52,6 +53,14 @@ class Finding(NamedTuple):
     def of_kind(self, kind: Kind) -> "Finding":
         """The finding on an update of that kind, whose sign other options reverse than that of a gradient."""
         return self._replace(option=self.option.replace(TURN, _TURNED[kind]))
+
+    def without(self, stated: Iterable[str]) -> "Finding":
+        """The finding that advises none of these options, because the client states them already."""
+        option = self.option
+        for given in stated:
+            for listed in (f", or {given}", f", {given}", f"{given}, or ", f"{given}, ", given):
+                option = option.replace(listed, "")
+        return self._replace(option=option)
 
     def __str__(self) -> str:
         """One line for a terminal."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxleak import objectives
 from jaxleak._base import Attack, Batch, Observation, PyTree
+from jaxleak._random_streams import stream_of
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.attacks.adaptive._adam import undone_by
@@ -21,6 +22,7 @@ from jaxleak.audit._agreement import agreement
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._invert import InversionRun, all_starts, invert
+from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._rival import Rival, rival
@@ -167,7 +169,8 @@ def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
         return None
     x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
     own = compiled(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
-    sent = defense.apply(case.key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
+    key = stream_of(case.key, Stream.NOISE_ANEW)
+    sent = defense.apply(key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
     return sent, own
 
 

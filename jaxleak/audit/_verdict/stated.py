@@ -7,6 +7,7 @@ from typing import Any
 from jaxleak import capture
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.capture._facts import check_loss
 from jaxleak.capture._names import matching
 from jaxleak.capture._update import per_weight
@@ -58,6 +59,12 @@ def sent_update(update: Any, facts: capture.FactOptions) -> capture.Update:
             "them, which an audit simulates (--learning-rate)"
         )
     return update
+
+
+def options_stated(known: capture.Facts) -> tuple[str, ...]:
+    """The general options that are stated already, so that no finding need advise them."""
+    stated = ((known.loss == OTHER_LOSS, LOSS_OTHER), (known.defense == OTHER_DEFENSE, DEFENSE_OTHER))
+    return tuple(option for given, option in stated if given)
 
 
 def parts_of_a_sum(known: capture.Facts) -> int:

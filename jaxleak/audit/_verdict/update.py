@@ -25,6 +25,7 @@ from jaxleak.audit._verdict.stated import (
     BINARY_LOSS,
     OTHER_DEFENSE,
     is_defended,
+    options_stated,
     parts_of_a_sum,
     sent_update,
     stated_client,
@@ -154,20 +155,20 @@ def update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
         precision=precision, loss_known=loss_known,
     )  # fmt: skip
-    findings = [finding.of_kind(known.kind) for finding in findings]
     findings += check_known_images(
         share, variables, payload, checked, defended=is_defended(known), precision=precision, loss_known=loss_known
     )
+    stated = options_stated(known)
+    findings = [finding.of_kind(known.kind).without(stated) for finding in findings]
     if failed(findings):
         return inconsistent(findings, model, threat)
     of_checks = watch.spent
     identity = _identity(share, variables, payload, known, seed)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
-    key = jax.random.key(seed)
     case = Case(
-        share, seen, samples=samples, store=store, key=key, show=shown, defended=is_defended(known), defense=defense,
-        loss_known=loss_known, precision=precision,
+        share, seen, samples=samples, store=store, key=jax.random.key(seed), show=shown, defended=is_defended(known),
+        defense=defense, loss_known=loss_known, precision=precision,
         loss_shown=any(finding.name == ONE_SAMPLE and finding.status == "passed" for finding in findings),
     )  # fmt: skip
     answers, said = _attacked(case)
@@ -176,7 +177,7 @@ def update(
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
-    return judged(case, findings, labels, answers, said, threat=threat, truth=checked)
+    return judged(case, findings, labels, answers, said, threat=threat, truth=checked, stated=stated)
 
 
 def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:

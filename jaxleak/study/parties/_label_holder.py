@@ -7,9 +7,11 @@ import numpy as np
 
 from jaxleak import audit, threats
 from jaxleak._base import ProtocolState
+from jaxleak._random_streams import stream_of
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import SplitProblem, rounds_of
+from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._truth import Truth
 
 
@@ -37,7 +39,7 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
     threat = threats.label_holder_view(party)
     rounds = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
     _, seen = audit.watch(
-        problem.victim_protocol, threat, problem.victim, start, key=jax.random.fold_in(key, 1), rounds=rounds
+        problem.victim_protocol, threat, problem.victim, start, key=stream_of(key, Stream.ROUNDS), rounds=rounds
     )
     truth = Truth(problem, np.asarray(seen.index), party)
     known, count = truth.victims(problem.shadow.x), len(problem.victim.y)
@@ -54,7 +56,7 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
             protocol.init(key)._replace(params=start.params),
             rounds=max(rounds, rounds_of(problem.shadow, case.batch_size, 1)),
         )
-        shadow_seen, again = (watch(key=jax.random.fold_in(key, 50 + number))[1] for number in range(2))
+        shadow_seen, again = (watch(key=stream_of(key, Stream.LABEL_HOLDER_SHADOWS, number))[1] for number in range(2))
         found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, again=again, seed=seed)
         error, alone = (truth.feature_mse_of(predict(seen, count)) for predict in (found.predict, found.predict_alone))
         scores[f"feature_mse_label_holder{suffix}"] = error

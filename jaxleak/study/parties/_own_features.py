@@ -10,9 +10,11 @@ import numpy as np
 
 from jaxleak import attacks
 from jaxleak._base import Observation, PartyRecord
+from jaxleak._random_streams import stream_of
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import ADVERSARY, records_of, split_problem
+from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._truth import Truth
 
 Task = Literal["labels", "features"]
@@ -82,7 +84,7 @@ def _fitted(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     records = Observation(jnp.arange(len(index)), index=index, party=_inputs_only(jnp.asarray(own)[index]))
     networks = {
         task: attacks.train_vflrecon(
-            jax.random.fold_in(jax.random.key(seed), 30),
+            stream_of(jax.random.key(seed), Stream.FEATURE_NETWORKS),
             records,
             problem.shadow,
             problem.model,

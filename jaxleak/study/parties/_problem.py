@@ -11,10 +11,12 @@ import optax
 from jaxleak import _validate, data, models, protocols, threats
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
 from jaxleak._own_files import is_own
+from jaxleak._random_streams import stream_of
 from jaxleak.attacks import adaptive
 from jaxleak.defenses import Defense, SplitRun
 from jaxleak.study.parties._case import SHADOW_RECORDS, VICTIM_RECORDS, OptimizerName, SplitCase
 from jaxleak.study.parties._named_columns import named_parts
+from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._split_defense import defense_of
 from jaxleak.study.sources import Arrays, own_code
 
@@ -198,7 +200,9 @@ def shadow_rounds(case: SplitCase, problem: SplitProblem) -> int:
 
 def train(protocol: Protocol, private: Batch, key: jax.Array, rounds: int) -> PyTree:
     """The parameters after `rounds` steps that no attacker observes."""
-    return _train(protocol, private, protocol.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 1), rounds)
+    return _train(
+        protocol, private, protocol.init(stream_of(key, Stream.PARAMETERS)), stream_of(key, Stream.ROUNDS), rounds
+    )
 
 
 def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:

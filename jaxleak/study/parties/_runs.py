@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxleak import attacks, audit, metrics
 from jaxleak._base import Observation, Protocol, PyTree
+from jaxleak._random_streams import stream_of
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._comparisons import comparisons
@@ -24,6 +25,7 @@ from jaxleak.study.parties._problem import (
     split_problem,
     train,
 )
+from jaxleak.study.parties._random_streams import ShadowStream, Stream
 from jaxleak.study.parties._truth import Truth, aligned_scores, regression_scores
 
 
@@ -74,7 +76,7 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     runs = runs or Runs()
     problem = split_problem(case, seed)
     key = jax.random.key(seed)
-    start = problem.victim_protocol.init(jax.random.fold_in(key, 0))
+    start = problem.victim_protocol.init(stream_of(key, Stream.PARAMETERS))
     rounds = rounds_of(problem.victim, case.batch_size, case.victim_epochs)
     watch = partial(
         audit.watch,
@@ -82,7 +84,7 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         THREAT,
         problem.victim,
         start,
-        key=jax.random.fold_in(key, 1),
+        key=stream_of(key, Stream.ROUNDS),
         rounds=rounds,
     )
     begin = time.perf_counter()
@@ -143,11 +145,16 @@ def _with_shadow_runs(
     if case.defense != "none":
         shadows["_adaptive"] = problem.adaptive_protocol
     for number, how in enumerate(runs.shadow_init):
-        shadow_key = jax.random.fold_in(key, 10 + number)
+        shadow_key = stream_of(key, Stream.SHADOWS, number)
         for suffix, protocol in shadows.items():
             shadows_seen = [
                 _shadow_run(
-                    case, problem, protocol, how, start, jax.random.fold_in(shadow_key, 100 + n) if n else shadow_key
+                    case,
+                    problem,
+                    protocol,
+                    how,
+                    start,
+                    stream_of(shadow_key, ShadowStream.FURTHER_RUNS, n) if n else shadow_key,
                 )
                 for n in range(case.shadow_runs)
             ]
@@ -244,7 +251,7 @@ def _shadow_run(
         THREAT,
         problem.shadow,
         protocol.init(key)._replace(params=initial),
-        key=jax.random.fold_in(key, 2),
+        key=stream_of(key, ShadowStream.ROUNDS),
         rounds=shadow_rounds(case, problem),
     )[1]
 
@@ -268,10 +275,10 @@ def _vflrecon(
         fields[task] = case.fields
         if case.select == "validation":
             fields[task] = party_records.select_fields(
-                jax.random.fold_in(key, 3), shadows, problem.shadow, problem.model, **options
+                stream_of(key, ShadowStream.FIELDS), shadows, problem.shadow, problem.model, **options
             ).fields
         nets[task] = attacks.train_vflrecon(
-            jax.random.fold_in(key, 1), joined, problem.shadow, problem.model, fields=fields[task], **options
+            stream_of(key, ShadowStream.NETWORKS), joined, problem.shadow, problem.model, fields=fields[task], **options
         )
     attack = attacks.vflrecon(problem.model, party=ADVERSARY, num_samples=len(problem.victim.y), **nets)
     return _answer(attack, seen, problem, key), fields
