@@ -37,7 +37,10 @@ _NETWORKS = "examples/networks"
 #: Where a run folder keeps the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
-_SCORES = ("psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement", "undetermined", "remainder")
+_SCORES = (
+    "psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement", "undetermined", "remainder",
+    "below_head",
+)  # fmt: skip
 
 
 class Case(NamedTuple):
