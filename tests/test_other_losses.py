@@ -1,5 +1,7 @@
 """Updates of a loss that is no cross-entropy: what needs neither the loss nor the label attacks one sample's."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,12 @@ import pytest
 import reference
 from small_updates import answer_of, case_of
 
-from jaxleak import Observation, audit, metrics, models, protocols
+from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak.audit._checks import Finding, check_known_images
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._verdict import one_sample, stages, without_loss
-from jaxleak.audit._verdict.one_sample import equations
-from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED_ALONE, best_of
+from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
+from jaxleak.audit._verdict.verdict import ALONE, ANY_LOSS, PEELED, PEELED_ALONE, best_of
 from jaxleak.audit._verdict.warnings import EXPLAINED
 
 FINDINGS = 5
@@ -218,6 +220,20 @@ def test_an_update_is_not_called_safe_where_peeling_alone_was_tried(convolutiona
     assert verdict.answers[0].finished
     assert verdict.verdict == "not attacked"
     assert any("the network ends in no dense layer that is known" in reason for reason in verdict.reasons)
+
+
+def test_what_peeling_leaves_of_an_update_is_asked_as_well(convolutional, peeled, monkeypatch):
+    model, x, variables, _ = convolutional
+    y = jnp.zeros(1, jnp.int32)
+    sent = jax.jit(protocols.ClientShare(model))(variables, Batch(jnp.asarray(x)[:, None], y, jnp.arange(1)))
+    case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, sent))
+    case = case._replace(loss_shown=True, store=SimpleNamespace(answer=lambda _: None, keep=lambda *_: None))
+    for remainder, explained in ((0.07, True), (0.09, False)):
+        answer = answer_of(PEELED, agreement=np.ones(1), remainder=remainder)._replace(x=x, y=np.zeros(1, np.int32))
+        monkeypatch.setattr(one_sample, "search", lambda *_, found=answer, **__: (found, 0.0))
+        assert [found.explained for found in equations(case)] == [explained]
+        below = [found for found in whatever_the_loss(case) if not isinstance(found, str)]
+        assert [found.explained for found in below] == [explained]
 
 
 @pytest.mark.slow

@@ -93,6 +93,11 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
         "search took wrong"
     )
     assert warning.option.startswith("--loss other")
+    # So it is where the answer that is nearest was cut short, and nothing was asked of it.
+    cut = found._replace(finished=False, cosine_distance=9e-4)
+    (warning,) = unexplained(cut, [Finding(SYMMETRIES, "passed", "all")], [short, cut])
+    assert warning.evidence.startswith("Images near another answer that has the update leave 4.5% of the update")
+    assert unexplained(found._replace(remainder=0.01), [Finding(SYMMETRIES, "passed", "all")], [short]) == []
     outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
     assert outcome == "not shown to leak"
     assert reasons[0].startswith("Warning: gradient explained: suspicious")

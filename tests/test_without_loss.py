@@ -12,10 +12,11 @@ import reference
 from small_updates import answer_of, case_of, fresh_head
 
 from jaxleak import Batch, Observation, audit, defenses, models, protocols
-from jaxleak._tree import named_leaves
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages, without_loss
+from jaxleak.audit._verdict.search import left_by_noise
 from jaxleak.audit._verdict.verdict import decide
 from jaxleak.audit._verdict.without_loss import as_stated, dimmer_images, under_any_loss
 
@@ -158,6 +159,51 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
     assert as_stated(noisy, near).explained
     known = case._replace(defense=defenses.client_defense("quantization", 8))
     assert as_stated(known, near).explained == explained
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("soteria", {"strength": 0.1}),  # acts on features
+        ("dp_sgd", {"clip": 10.0, "noise_multiplier": 0.0}),  # acts on every sample
+        ("sparsification", {"strength": 10.0}),  # leaves entries out
+        ("withhold_top", {"strength": 50.0}),  # leaves out the layer that other losses are read off
+    ],
+)
+def test_much_may_remain_behind_no_defense(monkeypatch, name, stated):
+    model, variables = network(biases=True)
+    x, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=2, show=lambda *_: None)
+    case = case._replace(defense=defenses.client_defense(name, **stated), defended=True)
+    monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=0.045))
+    near = answer_of(agreement=np.ones(2))._replace(x=x, y=np.zeros(2, np.int32))
+    assert as_stated(case, near._replace(remainder=0.015)).explained
+    assert not as_stated(case, near._replace(remainder=0.05)).explained
+
+
+def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():
+    model, variables = network(biases=True)
+    x, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=2)
+    own = answer_of()._replace(x=x, y=np.zeros(2, np.int32))
+
+    def left(name, **stated):
+        return left_by_noise(case._replace(defense=defenses.client_defense(name, **stated)), own)
+
+    sizes = [leaf.size for leaf in jax.tree.leaves(gradient)]
+    share = protocols.ClientShare(model)
+    length = norm(share(variables, Batch(jnp.asarray(x)[:, None], jnp.zeros(2, jnp.int32), jnp.arange(2))))
+    noise = 10.0 * 0.01 * np.sqrt(sum(sizes)) / 2  # on the sum over two samples
+    np.testing.assert_allclose(
+        left("dp_sgd", clip=10.0, noise_multiplier=0.01), noise / np.hypot(noise, length), rtol=0.1
+    )
+    assert left("dp_sgd", clip=10.0, noise_multiplier=0.0) < 1e-6
+    assert left("soteria", strength=0.1) < 1e-6
+    assert left("guardian", strength=0.5) > 0.01
+    assert left("cancelling_noise", strength=1.0) == 0.0  # which only several clients together can draw
+    assert left("adam_step", strength=1e-2) is None  # of which bounds alone are known
 
 
 @pytest.mark.parametrize(("remainder", "value", "asked"), [(0.04, 1.0, True), (0.015, 1.0, False), (0.04, 0.9, False)])

@@ -94,7 +94,9 @@ def judged(
         findings, labels = findings + other, Labels.none(case.share.model.num_classes)
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
-    findings = findings + (copied(best, findings) if shows else unexplained(best, findings, tried=bool(answers)))
+    findings = findings + (
+        copied(best, findings) if shows else unexplained(best, findings, answers, tried=bool(answers))
+    )
     if case.loss_known and (other := beside_the_statement(best, answers, defended=case.defended)):
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)

@@ -21,7 +21,7 @@ from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
 from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer
-from jaxleak.audit._verdict.without_loss import why_not
+from jaxleak.audit._verdict.without_loss import as_stated, why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 #: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
@@ -83,11 +83,13 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
         if not found.matched:  # the layers above did not compute what is stated, such as behind dropout
             yield from _inputs_alone(case)
         return
-    stored = case.store.answer(PEELED)
-    answer = stored or search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]
+    answer = case.store.answer(PEELED)
     if answer is None:
-        yield "Peeling was not tried: the time was spent."
-        return
+        answer = search(case, PEELED, _peeling(peeled), _with_labels(peeled, y), y=y)[0]
+        if answer is None:
+            yield "Peeling was not tried: the time was spent."
+            return
+        answer = as_stated(case, answer)
     if answer.finished:
         case.store.keep(PEELED, answer)
     yield answer
@@ -125,7 +127,8 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
         yield "Peeling was not tried: below the last dense layer it would know less than the search without the loss."
         return
     # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
-    below = case._replace(share=peeled.share, observation=peeled.observation)  # type: ignore[arg-type]
+    # These equations hold under every loss, so that no other one is fitted to them.
+    below = case._replace(share=peeled.share, observation=peeled.observation, loss_shown=True)  # type: ignore[arg-type]
     given = _with_labels(peeled, np.zeros(1, np.int32))
     answer = case.store.answer(PEELED_ALONE)
     if answer is None:
@@ -133,7 +136,7 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
         if answer is None:
             yield "Peeling was not tried: the time was spent."
             return
-        answer = answer._replace(cosine_distance=_furthest_part(peeled, answer.x))
+        answer = as_stated(below, answer)._replace(cosine_distance=_furthest_part(peeled, answer.x))
     if answer.finished:
         case.store.keep(PEELED_ALONE, answer)
     yield answer

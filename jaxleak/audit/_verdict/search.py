@@ -32,6 +32,7 @@ from jaxleak.audit._verdict.store import SpentError, Store
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses import Defense
 from jaxleak.protocols import ClientShare
+from jaxleak.protocols._defending import mean_of_examples
 
 #: Called as `(attack, iterations done, of how many, note)`.
 Show = Callable[[str, int, int, str], None]
@@ -131,7 +132,8 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 
     None where the client states no noise on its whole update.
     """
-    if case.defense is None or case.defense.mechanism is None or case.defense.mechanism.noise is None:
+    defense = case.defense
+    if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
         return None
     drawn = _defended_anew(case, answer)
     return None if drawn is None else float(objectives.cosine(*drawn))
@@ -140,18 +142,19 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 def left_by_noise(case: Case, answer: Answer, names: Collection[str] | None = None) -> float | None:
     """The relative misfit that the stated defense alone leaves of an update, told by the answer's; 0 without one.
 
-    None where it is not known: the defense does not act on the update, or only bounds of the gradient are seen.
+    It is 0 as well where only several clients together could draw the noise. It is None where only bounds of the
+    gradient are seen.
 
     Args:
         case: the audited update.
         answer: images and labels in the client's place.
         names: leaves of the update that are compared by themselves; None for all.
     """
-    if case.defense is None:
-        return 0.0
-    drawn = _defended_anew(case, answer)
-    if drawn is None or case.received.undone is not None:
+    if case.received.undone is not None:
         return None
+    drawn = _defended_anew(case, answer)
+    if drawn is None:
+        return 0.0
     by, seen = case.received, case.observation._replace(payload=drawn[0])
     own = by.of(seen, jnp.asarray(answer.x), jnp.asarray(answer.y))
     wanted, own = named_leaves(by.explained(seen, own)), named_leaves(own)
@@ -162,16 +165,20 @@ def left_by_noise(case: Case, answer: Answer, names: Collection[str] | None = No
 def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
     """The update of an answer behind the stated defense, with noise drawn anew, and without it.
 
-    None where no defense is stated, or none that acts on the whole update in a known way.
+    None where no defense is stated, or none that this client can apply by itself.
     """
     defense, seen = case.defense, case.observation
-    if defense is None or defense.place != "payload" or defense.mechanism is None:
+    if defense is None or defense.place == "client_payloads" or defense.mechanism is None:
         return None
     x, y = jnp.asarray(answer.x)[:, None], jnp.asarray(answer.y)
-    own = compiled(case.share)(seen.params, Batch(x, y, jnp.arange(len(y))))
+    batch = Batch(x, y, jnp.arange(len(y)))
+    own = compiled(case.share)(seen.params, batch)
     key = stream_of(case.key, Stream.NOISE_ANEW)
-    sent = defense.apply(key, own, model=case.share.model, variables=seen.params, x=x[:, 0], y=y, round=0)
-    return sent, own
+    if defense.place == "per_example_gradient":
+        examples = case.share.example_gradients(seen.params, batch)
+        return mean_of_examples(defense.apply(key, examples, round=0)), own
+    known = {"model": case.share.model, "variables": seen.params, "x": x[:, 0], "y": y, "mode": case.share.batch_norm}
+    return defense.apply(key, own, **known, round=0), own
 
 
 def _chunk(case: Case) -> int:

@@ -39,28 +39,35 @@ _UNSEEN = (
 )
 
 
-def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried: bool = True) -> list[Finding]:
+def unexplained(
+    best: Answer | None, findings: Sequence[Finding] = (), answers: Sequence[Answer] = (), *, tried: bool = True
+) -> list[Finding]:
     """Findings that warn where nothing was shown and mistaken inputs would look the same.
 
     Args:
         best: the answer that `best_of` chose, or None.
         findings: what the checks before the attacks found.
+        answers: what all attacks found, each of which may have refuted what is stated.
         tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
     """
     if not tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
+    refuted = None if best is None or best.remainder is not None else _refuted(answers)
     if best is not None and best.matched and not best.explained:
-        evidence = f"Images near the best answer leave {best.remainder:.1%} of the update unexplained"
-        if not best.explains_lower_layers:
-            evidence += f", and {best.below_head:.0%} of the layers below the head."
+        refuted = best
+    if refuted is not None:
+        which = "the best answer" if refuted is best else "another answer that has the update"
+        evidence = f"Images near {which} leave {refuted.remainder:.1%} of the update unexplained"
+        if not refuted.explains_lower_layers:
+            evidence += f", and {refuted.below_head:.0%} of the layers below the head."
             cause = _LOWER_LAYERS
             option = f"--weights, {DEFENSE_OTHER}, or --truth of a known batch"
-        elif best.allowed is not None:
-            evidence += f". Where no other loss explains more of it, a certificate takes at most {best.allowed:.1%}."
+        elif refuted.allowed is not None:
+            evidence += f". Where no other loss explains more of it, a certificate takes at most {refuted.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
             option = f"--learning-rate, --momentum, --local-steps, {LOSS_OTHER}, or --minutes"
         else:
-            evidence += f" by the stated loss, and {best.fitted_remainder:.1%} by a loss that is fitted to it."
+            evidence += f" by the stated loss, and {refuted.fitted_remainder:.1%} by a loss that is fitted to it."
             cause = f"{_ANOTHER}, or labels that the search took wrong"
             option = f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --truth of a known batch"
         return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
@@ -79,6 +86,11 @@ def unexplained(best: Answer | None, findings: Sequence[Finding] = (), *, tried:
         evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
         return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
     return []
+
+
+def _refuted(answers: Sequence[Answer]) -> Answer | None:
+    """An answer that has the update, and shows that what is stated does not; None where there is none."""
+    return next((answer for answer in answers if answer.matched and not answer.explained), None)
 
 
 def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Finding]:

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from jaxleak._base import total_steps
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
 from jaxleak.audit._rival import explains_as_well
 from jaxleak.audit._verdict.search import Case, left_by_noise, misfit_of, rival_of, rounding_of
 from jaxleak.audit._verdict.verdict import Answer, called
+from jaxleak.defenses.mechanisms import Clipped, Recomputed
 
 #: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
 #: among many by as little as a search leaves.
@@ -28,6 +30,19 @@ def why_not(case: Case) -> str:
     return why_not_any_loss(case.share.model, case.share, case.samples)
 
 
+def _no_loss_is_fitted(case: Case) -> bool:
+    """Whether nothing tells which other loss would explain an update.
+
+    So it is where no search without the loss applies, and where a defense withholds the last layer's gradient, which
+    other losses are read off, or changes samples one by one by means of the loss.
+    """
+    mechanism = None if case.defense is None else case.defense.mechanism
+    if mechanism is None:
+        return bool(why_not(case))
+    by_samples = isinstance(mechanism.simulation, Clipped) and mechanism.simulation.examples
+    return bool(why_not(case)) or mechanism.zeroes_head or by_samples or isinstance(mechanism.simulation, Recomputed)
+
+
 def under_any_loss(case: Case) -> Case:
     """The case in which an answer explains the update if some loss and some labels make it do so."""
     model = case.share.model
@@ -45,7 +60,9 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
     frozen head, little may remain. Behind a defense, what its noise leaves may remain as well. Where much remains and
-    pixels end at 0 or 1, values beyond are tried, too. More than 8 % may remain in no case.
+    pixels end at 0 or 1, values beyond are tried, too. More than 8 % may remain in no case, and not more than 2 % where
+    a defense leaves entries out: there is less to contradict a wrong image, and what was left out of earlier rounds may
+    have been added.
     """
     remainder = answer.remainder
     if remainder is None:
@@ -57,16 +74,16 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     allowed = _EXPLAINED_BELOW + unknowable
     if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
         answer = answer._replace(beyond=rival_of(case, answer, bounds=_BEYOND).answer_misfit)
-    if case.share.total_steps > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
+    if total_steps(case.share) > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
     if remainder <= allowed:
         return answer
     if not case.loss_shown:
-        if why_not(case):
+        if _no_loss_is_fitted(case):
             return answer._replace(allowed=allowed)
         case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
         answer = answer._replace(fitted_remainder=rival_of(under_any_loss(case), answer).answer_misfit)
-    most = _CERTIFIED_BELOW + unknowable
+    most = (_EXPLAINED_BELOW if case.received.in_part else _CERTIFIED_BELOW) + unknowable
     return answer._replace(allowed=most) if answer.explained and remainder > most else answer
 
 
