@@ -228,7 +228,7 @@ def test_what_peeling_leaves_of_an_update_is_asked_as_well(convolutional, peeled
     sent = jax.jit(protocols.ClientShare(model))(variables, Batch(jnp.asarray(x)[:, None], y, jnp.arange(1)))
     case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, sent))
     case = case._replace(loss_shown=True, store=SimpleNamespace(answer=lambda _: None, keep=lambda *_: None))
-    for remainder, explained in ((0.07, True), (0.09, False)):
+    for remainder, explained in ((0.04, True), (0.06, False)):
         answer = answer_of(PEELED, agreement=np.ones(1), remainder=remainder)._replace(x=x, y=np.zeros(1, np.int32))
         monkeypatch.setattr(one_sample, "search", lambda *_, found=answer, **__: (found, 0.0))
         assert [found.explained for found in equations(case)] == [explained]

@@ -17,8 +17,8 @@ from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages, without_loss
 from jaxleak.audit._verdict.search import left_by_noise
-from jaxleak.audit._verdict.verdict import decide
-from jaxleak.audit._verdict.without_loss import as_stated, dimmer_images, under_any_loss
+from jaxleak.audit._verdict.verdict import ANY_LOSS, decide
+from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, dimmer_images, under_any_loss
 
 OUTPUTS, SIDE = 6, 8
 
@@ -139,8 +139,9 @@ def test_one_program_serves_all_searches_without_the_loss():
         (0.04, 0.039, False, True),
         (0.04, 0.02, False, False),
         (0.04, 0.02, True, True),
-        (0.09, 0.085, False, False),
-        (0.09, 0.0, True, False),
+        (0.045, 0.044, False, True),
+        (0.06, 0.055, False, False),
+        (0.06, 0.0, True, False),
     ],
 )
 def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder, fitted, shown, explained):
@@ -180,6 +181,16 @@ def test_much_may_remain_behind_no_defense(monkeypatch, name, stated):
     near = answer_of(agreement=np.ones(2))._replace(x=x, y=np.zeros(2, np.int32))
     assert as_stated(case, near._replace(remainder=0.015)).explained
     assert not as_stated(case, near._replace(remainder=0.05)).explained
+
+
+def test_little_may_remain_under_a_loss_that_is_fitted():
+    model, variables = network(biases=True)
+    x, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = under_any_loss(case_of(protocols.ClientShare(model), seen)._replace(samples=2))
+    found = answer_of(f"{ANY_LOSS}_400", agreement=np.ones(2))._replace(x=x)
+    for remainder, explained in ((None, True), (0.045, True), (0.06, False)):
+        assert as_fitted(case, found._replace(remainder=remainder)).explained == explained
 
 
 def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():

@@ -17,8 +17,9 @@ _DIMMED = 0.5
 #: batch statistics may leave as much of a correct update.
 _EXPLAINED_BELOW = 0.02
 #: What a descent may leave at the most, whatever other losses leave. Right images of networks with batch statistics
-#: left up to 0.039 of their updates, and wrong ones under smoothed labels 0.115.
-_CERTIFIED_BELOW = 0.08
+#: left up to 0.039 of their updates, and wrong ones 0.056 and more: under smoothed labels by the search without the
+#: loss, in another layout, and behind error feedback.
+_CERTIFIED_BELOW = 0.05
 #: Values of pixels among which the client's are, if it has not kept them in [0, 1] as is stated.
 _BEYOND = (-2.0, 3.0)
 #: How near to 0 or 1 a search leaves pixels that it would take further.
@@ -60,7 +61,7 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
     frozen head, little may remain. Behind a defense, what its noise leaves may remain as well. Where much remains and
-    pixels end at 0 or 1, values beyond are tried, too. More than 8 % may remain in no case, and not more than 2 % where
+    pixels end at 0 or 1, values beyond are tried, too. More than 5 % may remain in no case, and not more than 2 % where
     a defense leaves entries out: there is less to contradict a wrong image, and what was left out of earlier rounds may
     have been added.
     """
@@ -85,6 +86,17 @@ def as_stated(case: Case, answer: Answer) -> Answer:
         answer = answer._replace(fitted_remainder=rival_of(under_any_loss(case), answer).answer_misfit)
     most = (_EXPLAINED_BELOW if case.received.in_part else _CERTIFIED_BELOW) + unknowable
     return answer._replace(allowed=most) if answer.explained and remainder > most else answer
+
+
+def as_fitted(case: Case, answer: Answer) -> Answer:
+    """The answer of a search without the loss, of whose update little may remain: no other loss explains more of it.
+
+    Args:
+        case: from `under_any_loss`.
+        answer: what a search found there.
+    """
+    most = _CERTIFIED_BELOW + rounding_of(case)
+    return answer._replace(allowed=most) if answer.remainder is not None and answer.remainder > most else answer
 
 
 def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
