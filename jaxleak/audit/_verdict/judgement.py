@@ -74,7 +74,7 @@ def judged(
     *,
     threat: str,
     truth: tuple[np.ndarray, np.ndarray | None] | None,
-    stated: tuple[str, ...] = (),
+    known_options: tuple[str, ...] = (),
 ) -> Verdict:
     """The verdict, which the truth has no part in, and the scores against the truth.
 
@@ -86,7 +86,7 @@ def judged(
         said: why attacks were not tried or ended, in sentences.
         threat: what the attacker is granted, in a sentence.
         truth: the client's images and labels, where they are given.
-        stated: options that the client states, which no finding need advise.
+        known_options: options that the client states, which no finding need advise.
     """
     best = best_of(answers)
     said = [*said, *_too_little(case, best)]
@@ -100,7 +100,7 @@ def judged(
     if case.loss_known and (other := beside_the_statement(best, answers, defended=case.defended)):
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
-    findings = [finding.without(stated) for finding in findings + out_of_range(best)]
+    findings = [finding.without(known_options) for finding in findings + out_of_range(best)]
     outcome, reasons = decide(
         findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=_stated(case)
     )

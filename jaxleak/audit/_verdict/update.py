@@ -158,8 +158,8 @@ def update(
     findings += check_known_images(
         share, variables, payload, checked, defended=is_defended(known), precision=precision, loss_known=loss_known
     )
-    stated = options_stated(known)
-    findings = [finding.of_kind(known.kind).without(stated) for finding in findings]
+    known_options = options_stated(known)
+    findings = [finding.of_kind(known.kind).without(known_options) for finding in findings]
     if failed(findings):
         return inconsistent(findings, model, threat)
     of_checks = watch.spent
@@ -177,7 +177,7 @@ def update(
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
-    return judged(case, findings, labels, answers, said, threat=threat, truth=checked, stated=stated)
+    return judged(case, findings, labels, answers, said, threat=threat, truth=checked, known_options=known_options)
 
 
 def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:

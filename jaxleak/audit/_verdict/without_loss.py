@@ -37,11 +37,13 @@ def _no_loss_is_fitted(case: Case) -> bool:
     So it is where no search without the loss applies, and where a defense withholds the last layer's gradient, which
     other losses are read off, or changes samples one by one by means of the loss.
     """
+    if why_not(case):
+        return True
     mechanism = None if case.defense is None else case.defense.mechanism
     if mechanism is None:
-        return bool(why_not(case))
+        return False
     by_samples = isinstance(mechanism.simulation, Clipped) and mechanism.simulation.examples
-    return bool(why_not(case)) or mechanism.zeroes_head or by_samples or isinstance(mechanism.simulation, Recomputed)
+    return mechanism.zeroes_head or by_samples or isinstance(mechanism.simulation, Recomputed)
 
 
 def under_any_loss(case: Case) -> Case:
@@ -85,7 +87,12 @@ def as_stated(case: Case, answer: Answer) -> Answer:
         case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
         answer = answer._replace(fitted_remainder=rival_of(under_any_loss(case), answer).answer_misfit)
     most = (_EXPLAINED_BELOW if case.received.in_part else _CERTIFIED_BELOW) + unknowable
-    return answer._replace(allowed=most) if answer.explained and remainder > most else answer
+    return _at_most(answer, most) if answer.explained else answer
+
+
+def _at_most(answer: Answer, most: float) -> Answer:
+    """The answer, which is held to a limit if more than that remains."""
+    return answer._replace(allowed=most) if answer.remainder is not None and answer.remainder > most else answer
 
 
 def as_fitted(case: Case, answer: Answer) -> Answer:
@@ -95,8 +102,7 @@ def as_fitted(case: Case, answer: Answer) -> Answer:
         case: from `under_any_loss`.
         answer: what a search found there.
     """
-    most = _CERTIFIED_BELOW + rounding_of(case)
-    return answer._replace(allowed=most) if answer.remainder is not None and answer.remainder > most else answer
+    return _at_most(answer, _CERTIFIED_BELOW + rounding_of(case))
 
 
 def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
