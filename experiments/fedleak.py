@@ -38,7 +38,7 @@ import tyro
 
 from experiments._fedleak import demo as fedleak_demo
 from experiments._fedleak import report as fedleak_report
-from experiments._fedleak.cells import cells, names
+from experiments._fedleak.cells import cells, lacking, names
 from experiments._fedleak.jobs import DATASETS, Replacements, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import _validate, attacks
@@ -208,6 +208,7 @@ def sizes_of(args: Args, attack_round: int = 0) -> Sizes:
     known = [spec for spec in (*specs.values(), substitute) if spec and not unavailable(spec)]
     return Sizes(
         **vars(args.sizes),
+        lacking=lacking(),
         fedleak=args.fedleak or ("fedleak_paper" if printed_preset else "fedleak"),
         labels=args.labels or ("fedleak" if printed_preset else "calibrated"),
         pools={spec: min(args.pool, samples_in(spec) // (2 if needs_rest else 1)) for spec in known},

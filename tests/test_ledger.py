@@ -285,6 +285,15 @@ def test_a_cells_status_is_that_of_its_most_faithful_measurement(ledger, tmp_pat
     assert sum(found[name] for name in ("met", "missed", "impossible", "no entry")) == 186
 
 
+def test_what_is_lacking_here_was_not_run_and_is_kept_where_it_was(ledger, tmp_path):
+    lacking = FakeStudy(measurement(CELL, 20.0, reason="lacks what it is computed by"))
+    run(lacking, ledger, tmp_path)
+    assert cell_status(ledger, CELL)[0] == "not run"
+    run(FakeStudy(measurement(CELL, 20.0)), ledger, tmp_path)
+    run(lacking, ledger, tmp_path)
+    assert cell_status(ledger, CELL)[0] == "missed"
+
+
 def test_numbers_agree_within_the_spread_or_the_tolerance():
     assert agrees(100.0, 104.9, 0.0)
     assert not agrees(100.0, 105.1, 0.0)

@@ -80,6 +80,16 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(grouped.get(name, name) for name in printed), *GROUPS]))
 
 
+def lacking() -> dict[str, str]:
+    """Tables whose number cannot be computed here, each with the reason; asked before hours of attack."""
+    black = np.zeros((1, 32, 32, 3))
+    try:
+        metrics.lpips(black, black)
+    except (ImportError, FileNotFoundError) as error:
+        return {"table10-lpips": f"{LACKING} what it is computed by: {error}"}
+    return {}
+
+
 def cells(table: str, sizes: Sizes) -> Iterator[Cell]:
     """The cells of one table (or group of tables), in print order.
 
@@ -96,7 +106,7 @@ def cells(table: str, sizes: Sizes) -> Iterator[Cell]:
 
 
 def _cell(p: _Printed) -> Cell:
-    if why := NOT_MEASURED.get(p.table) or (_no_lpips() if p.table == "table10-lpips" else ""):
+    if why := NOT_MEASURED.get(p.table) or p.sizes.lacking.get(p.table):
         return p.becomes(reason=why)
     if p.table in _WITHOUT_DATA:
         return _WITHOUT_DATA[p.table](p)
@@ -185,13 +195,3 @@ def _lpips(results: Results) -> float:
 def _gain(results: Results) -> float:
     first, second = (result.scores["psnr_best_match"] for result in results)
     return second - first
-
-
-def _no_lpips() -> str:
-    """Why LPIPS cannot be computed here, or ""; asked before hours of attack and not after them."""
-    black = np.zeros((1, 32, 32, 3))
-    try:
-        metrics.lpips(black, black)
-    except (ImportError, FileNotFoundError) as error:
-        return f"{LACKING} what it is computed by: {error}"
-    return ""

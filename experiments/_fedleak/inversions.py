@@ -38,6 +38,7 @@ _UNNAMED = {
     "multiple start": "four starts, a number that the paper does not print",
     "cosine annealing": "steps from 0.05 for the attack's own",
     "table10-ssim": "images matched one to one for the most similar one",
+    "table10-lpips": "images matched one to one for the most similar one; LPIPS on AlexNet, which is not printed",
 }
 
 #: Differences per direction in Table 17's 32x32 colour images: the factor between a sum over an image and our mean.

@@ -71,3 +71,4 @@ class Sizes(Replacements):
     pretrained: Any = None  # safetensors file of pretrained weights
     attack_round: Training | None = None  # FedAvg training before the attacked round
     specs: Mapping[str, str] = field(default_factory=lambda: DATASETS)
+    lacking: Mapping[str, str] = field(default_factory=dict)  # tables that nothing is run for, with the reason

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import _paper
-from experiments._fedleak.cells import cells, names
+from experiments._fedleak.cells import cells, lacking, names
 from experiments._fedleak.inversions import PRINTED_ITERATIONS
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
@@ -85,6 +85,10 @@ class FedLeakStudy:
         return found
 
     @cached_property
+    def _lacking(self) -> dict[str, str]:
+        return lacking()
+
+    @cached_property
     def _reasons(self) -> dict[str, str]:
         covered = {measurement.cell for measurement in self._all}
         reasons = {}
@@ -133,7 +137,7 @@ class FedLeakStudy:
             variant = "stand-in"
         yield Measurement(
             cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),
-            name=name, reason=_too_large(jobs),
+            name=name, reason=_too_large(jobs) or self._lacking.get(cell.id.partition("/")[0], ""),
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.study import Progress, digest, forget_when_many, provenance
 from jaxleak.study.files import write_json
-from jaxleak.study.ledger._entry import MEASURED, Entry
+from jaxleak.study.ledger._entry import MEASURED, Entry, Status
 from jaxleak.study.ledger._measurement import Measurement, Study
 from jaxleak.study.ledger._store import Ledger
 from jaxleak.study.ledger._verdict import judge, mean_and_spread
@@ -132,7 +132,7 @@ class Queue:
             new = self.lacking(measurement, seeds)
             need = self.runner.cost(measurement.jobs, new)
             if measurement.reason:
-                entry = self._entry(measurement, status="impossible", why=measurement.reason)
+                entry = self._entry(measurement, status=_status_of(measurement.reason), why=measurement.reason)
             elif need > max(left, 0.0):
                 entry = self._entry(
                     measurement,
@@ -260,9 +260,14 @@ def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
     """Entries of the cells without a measurement, with the study's reasons; what lacks something is "not run"."""
     entries = []
     for cell, reason in study.impossible().items():
-        printed, status = ledger.printed[cell], "not run" if reason.startswith(LACKING) else "impossible"
-        entries.append(Entry(cell, "printed", status, reason, float(printed["value"]), printed["unit"]))  # type: ignore[arg-type]
+        printed, status = ledger.printed[cell], _status_of(reason)
+        entries.append(Entry(cell, "printed", status, reason, float(printed["value"]), printed["unit"]))
     return entries
+
+
+def _status_of(reason: str) -> Status:
+    """Of what cannot run here: another machine may have what is lacking."""
+    return "not run" if reason.startswith(LACKING) else "impossible"
 
 
 def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
