@@ -4,25 +4,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_updates import answer_of, case_of, fresh_head
+from small_updates import case_of, fresh_head
 
 from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._rival import Rival
-from jaxleak.audit._verdict import search
-from jaxleak.audit._verdict.search import left_below_head
+from jaxleak.audit._verdict.search import Noise, left_below_head
 
 WEIGHTS = {"conv": jnp.ones(4), "norm": jnp.ones(4), "head": jnp.ones(4)}
 
 
-def _left(norms, parts, precision=None, head=("head",)):
+def _left(norms, parts, precision=None, head=("head",), noise=None):
     model = models.mlp((4, 4, 1), 3, widths=(2,))._replace(head_leaves=head)
     payload = {name: jnp.full(4, size / 2) for name, size in norms.items()}
     case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), {"params": WEIGHTS}, payload))
     case = case if precision is None else case._replace(precision=precision)
     nothing = np.zeros(0)
-    return left_below_head(case, answer_of(), Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing))
+    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing), noise)
 
 
 def test_layers_below_the_head_count_however_small_they_are_beside_it():
@@ -43,11 +42,13 @@ def test_nothing_is_said_where_it_cannot_be():
     assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}) == pytest.approx(0.9)
 
 
-def test_what_the_stated_defense_leaves_of_the_update_is_taken_off(monkeypatch):
-    monkeypatch.setattr(search, "left_by_noise", lambda case, answer, names: 0.5 if names == ["conv"] else 9.0)
+def test_what_the_stated_noise_leaves_of_these_layers_is_taken_off():
     norms = {"conv": 0.1, "head": np.sqrt(1 - 0.1**2)}
-    assert _left(norms, {"conv": 0.6, "head": 0.0}) == pytest.approx(np.sqrt(0.6**2 - 0.5**2))
-    assert _left(norms, {"conv": 0.4, "head": 0.0}) == 0
+    noise = Noise({"conv": 0.1, "head": 9.0}, {"conv": 0.2, "head": 1.0})
+    assert _left(norms, {"conv": 0.6, "head": 0.0}, noise=noise) == pytest.approx(np.sqrt(0.6**2 - 0.5**2))
+    assert _left(norms, {"conv": 0.4, "head": 0.0}, noise=noise) == 0
+    assert noise.of(["conv", "head"]) == pytest.approx(np.hypot(0.1, 9.0) / np.hypot(0.2, 1.0))
+    assert Noise({"conv": 0.1}, {"conv": 0.0}).of(["conv"]) == 0
 
 
 @pytest.mark.slow

@@ -172,7 +172,8 @@ def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
 
 
 @pytest.mark.parametrize(
-    ("kind", "added", "stated"), [("gaussian", 1e-4, 1e-2), ("laplace", 1e-4, 1e-2), ("dp_sgd", 1e5, 1e3)]
+    ("kind", "added", "stated"),
+    [("gaussian", 1e-4, 1e-2), ("laplace", 1e-4, 1e-2), ("dp_sgd", 1e5, 1e3)],
 )
 def test_less_noise_than_is_stated_is_refused(client, kind, added, stated):
     """What trusts noise that is not there calls an attacker who was misled a safe client."""
@@ -190,6 +191,20 @@ def test_less_noise_than_is_stated_is_refused(client, kind, added, stated):
     assert "there is less noise than is stated" in found[0].cause
     verdict = audit.update(model, variables, sent, batch_size=3, defense=kind, strength=stated, minutes=1e-4)
     assert verdict.verdict == "inputs inconsistent"
+
+
+def test_noise_in_proportion_to_the_entries_shows_in_a_head_of_many_features():
+    rng, stated = np.random.default_rng(0), client_defense("magnitude_noise", 0.3)
+    of_softmax = rng.normal(size=(2, 10))
+    of_softmax -= of_softmax.mean(axis=1, keepdims=True)
+    for features in np.maximum(rng.normal(size=(20, 2, 256)), 0):
+        gradient = features.T @ of_softmax
+        for added, expected in ((0.3, "passed"), (0.03, "failed"), (0.0, "failed")):
+            sent = gradient * (1 + added * rng.normal(size=gradient.shape))
+            head = Head(sent, None, np.zeros_like(sent), None)
+            (found,) = check_defended_head(head, 2, stated, uneven=False)
+            assert (found.name, found.status) == ("stated noise", expected)
+    assert "there is less noise than is stated" in found.cause
 
 
 def test_noise_that_decays_from_round_to_round_may_be_small(client):

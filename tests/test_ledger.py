@@ -379,7 +379,7 @@ def test_a_ledger_of_another_paper_has_cells_and_directions_of_its_own(tmp_path)
         "table2/rounds": {"value": 50.0, "unit": "rounds"},
     }
     directions = Directions(
-        lower=("table1/distance",), lower_units=("rounds",), equal=("table3",), equal_parts=("/defended",)
+        lower=("table1/distance",), lower_units=("rounds",), equal=("table3",), equal_parts=("/defended/",)
     )
     mine = Ledger("mine", tmp_path, printed, directions)
     jobs = {"table1/attack": 21.0, "table1/distance": 0.2, "table2/defended": 12.0, "table2/rounds": 40.0}

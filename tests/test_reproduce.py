@@ -29,6 +29,8 @@ def test_what_is_better_depends_on_the_cell():
     assert DIRECTIONS.of("table5/single/cifar10", "iterations") == "lower"  # of CAFE
     assert DIRECTIONS.of("table5/fedleak/label-skew/3", "dB") == "higher"
     assert DIRECTIONS.of("table6-feature/no-defense/sensorless", "1") == "lower"
+    assert DIRECTIONS.of("table10-lpips/fedleak", "1") == "lower"
+    assert DIRECTIONS.of("table10-lpips/rogs", "1") == "equal"  # of an attack that the paper compares its own with
     assert DIRECTIONS.of("table6-label/vfldefender/cifar10", "%") == "equal"
     assert DIRECTIONS.of("text-fake-gradients/fake/cifar10", "dB") == "equal"
     assert DIRECTIONS.of("table11/true/iter8000", "nats") == "equal"

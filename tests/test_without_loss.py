@@ -18,6 +18,7 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages, without_loss
 from jaxleak.audit._verdict.search import left_by_noise
 from jaxleak.audit._verdict.verdict import ANY_LOSS, decide
+from jaxleak.audit._verdict.warnings import less_noise
 from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, dimmer_images, under_any_loss
 
 OUTPUTS, SIDE = 6, 8
@@ -154,12 +155,38 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
     found = as_stated(case, near)
     assert found.explained == explained
     assert found.shown.all() == explained
-    # So it is behind a defense that is not known, and behind one that is, apart from what its noise leaves.
+    # So it is behind a defense that is not known, and behind one that is.
     assert as_stated(case._replace(defended=True), near).explained == explained
-    noisy = case._replace(defense=defenses.client_defense("gaussian", 0.1))
-    assert as_stated(noisy, near).explained
     known = case._replace(defense=defenses.client_defense("quantization", 8))
     assert as_stated(known, near).explained == explained
+
+
+@pytest.mark.parametrize(
+    ("remainder", "fitted", "noise", "lacks", "explained"),
+    [
+        (0.06, 0.055, 0.0, False, False),
+        (0.06, 0.055, 0.05, False, True),
+        (0.06, 0.03, 0.05, False, False),  # as much as the noise may leave, and another loss leaves less
+        (0.06, 0.055, 0.13, True, False),  # less than a half of what the noise would leave
+        (0.13, 0.12, 0.142, True, False),  # a client's own images would be too far away for a certificate
+        (0.13, 0.12, 0.14, False, True),
+    ],
+)
+def test_noise_explains_what_remains_where_it_may_be_there(monkeypatch, remainder, fitted, noise, lacks, explained):
+    model, variables = network(biases=True)
+    x, gradient = sent(model, variables, 2)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=2, show=lambda *_: None)
+    monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=fitted))
+    near = answer_of(agreement=np.ones(2))._replace(x=x, y=np.zeros(2, np.int32), remainder=remainder, noise=noise)
+    assert near.lacks_noise == lacks
+    assert not near._replace(cosine_distance=0.02).lacks_noise
+    assert as_stated(case, near).explained == explained
+    steps = case._replace(share=protocols.ClientShare(model, local_steps=2, learning_rate=0.1))
+    assert as_stated(steps, near).explained == (remainder <= 0.02 + noise and not lacks)
+    warned = less_noise([answer_of(), near])
+    assert bool(warned) == lacks
+    assert all(f"leave {remainder:.1%} of the update unexplained" in finding.evidence for finding in warned)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +228,8 @@ def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():
     own = answer_of()._replace(x=x, y=np.zeros(2, np.int32))
 
     def left(name, **stated):
-        return left_by_noise(case._replace(defense=defenses.client_defense(name, **stated)), own)
+        noise = left_by_noise(case._replace(defense=defenses.client_defense(name, **stated)), own)
+        return None if noise is None else noise.of(noise.off)
 
     sizes = [leaf.size for leaf in jax.tree.leaves(gradient)]
     share = protocols.ClientShare(model)
@@ -213,7 +241,7 @@ def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():
     assert left("dp_sgd", clip=10.0, noise_multiplier=0.0) < 1e-6
     assert left("soteria", strength=0.1) < 1e-6
     assert left("guardian", strength=0.5) > 0.01
-    assert left("cancelling_noise", strength=1.0) == 0.0  # which only several clients together can draw
+    assert left("cancelling_noise", strength=1.0) is None  # which only several clients together can draw
     assert left("adam_step", strength=1e-2) is None  # of which bounds alone are known
 
 

@@ -160,6 +160,9 @@ def _share_of_sizes(factor: np.ndarray) -> float:
 
 def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> Finding:
     pairs = [(leaves[name].ravel(), np.asarray(weights[name]).ravel()) for name in leaves]
+    if all(np.array_equal(a, b) for a, b in pairs) and any(a.any() for a, _ in pairs):
+        evidence, cause = "The update and the model's weights are equal.", "one file was given for both"
+        return Finding("gradient, not weights", "failed", evidence, cause, "--weights, --update")
     inner = sum(float(a @ b) for a, b in pairs)
     norms = np.sqrt(sum(float(a @ a) for a, _ in pairs) * sum(float(b @ b) for _, b in pairs))
     cosine = inner / norms if norms else 0.0

@@ -22,13 +22,14 @@ from jaxleak.audit._checks.finding import (
 from jaxleak.audit._checks.head import RANK_ABOVE, SLACK, Head, columns_of, counted, highest_rank, rank_of
 from jaxleak.audit._checks.predicted import COUNTS, ONE_SAMPLE, check_counts, check_one_sample
 from jaxleak.defenses import Defense
-from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, ProportionalNoise
 
 #: Relative sum over classes above which a gradient is not that of a softmax; float32 leaves 1e-6.
 _SUM_BELOW = 1e-3
 _LABELS = "labels in the batch"
 _OF_HEAD = "equations of the head"
 RANK = "batch size by rank"
+NOISE = "stated noise"
 _ONE_LOGIT = "The network has one logit, whose gradient sums to zero over its two classes"
 #: How often noise as large as is stated is taken for smaller noise.
 _RARELY = 1e-6
@@ -111,28 +112,23 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
 def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Finding]:
     """Clipping leaves the sums over classes at zero, so that they show how much noise there is."""
     noise = None if defense.mechanism is None or defense.mechanism.zeroes else defense.mechanism.noise
-    if not isinstance(noise, GaussianNoise | LaplaceNoise):
+    if not isinstance(noise, GaussianNoise | LaplaceNoise | ProportionalNoise):
         return []
     if head.one_logit:
-        return [Finding("stated noise", "not applicable", f"{_ONE_LOGIT}, and so does its noise.")]
-    features, classes = head.kernel_gradient.shape
+        return [Finding(NOISE, "not applicable", f"{_ONE_LOGIT}, and so does its noise.")]
     sums = float(np.linalg.norm(head.kernel_gradient.sum(axis=1)))
-    # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
-    smallest, largest = (deviation * np.sqrt(classes) for deviation in _deviations(noise, samples))
-    # The square of a sum of C Laplace variables varies more than that of a Gaussian one, by its excess kurtosis 3 / C.
-    freedom = features / (1 + 1.5 / classes) if isinstance(noise, LaplaceNoise) else features
-    rounding = max(_SUM_BELOW, head.rounding * np.sqrt(classes) + head.of_softmax)
+    rounding = max(_SUM_BELOW, head.rounding * np.sqrt(head.kernel_gradient.shape[1]) + head.of_softmax)
     rounding *= float(np.linalg.norm(head.kernel_gradient))
-    most = largest * (np.sqrt(features) + DEVIATIONS) + rounding
-    least = max(0.0, smallest * np.sqrt(scipy.stats.chi2.ppf(_RARELY, freedom) * features / freedom) - rounding)
+    least, most = _norms_of_sums(noise, head.kernel_gradient, samples)
+    least, most = max(0.0, least - rounding), most + rounding
     allows = f"allows {most:.2g}" if not least else f"gives {least:.2g} to {most:.2g}"
     evidence = f"The sums over classes of the head's gradient have the norm {sums:.2g}; the stated noise {allows}."
     if least <= sums <= most:
-        return [Finding("stated noise", "passed", evidence)]
+        return [Finding(NOISE, "passed", evidence)]
     unit = "or its strength is not in units of the gradient of the mean loss"
     if sums > most:
         cause = f"there is more noise than is stated, {unit}"
-        return [Finding("stated noise", "failed", evidence, cause, "--strength, or --defense other")]
+        return [Finding(NOISE, "failed", evidence, cause, "--strength, or --defense other")]
     cause = (
         "there is less noise than is stated, none in this layer, its sum was divided by another number than the batch "
         f"size, {unit}"
@@ -140,8 +136,28 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
     option = "--strength, --noise-multiplier, --batch-size, --defense"
     if isinstance(noise, GaussianNoise) and noise.decay < 1:
         cause = f"the update is of a later round, in which less noise is left than in the first one; or {cause}"
-        return [Finding("stated noise", "suspicious", evidence, cause, option)]
-    return [Finding("stated noise", "failed", evidence, cause, option)]
+        return [Finding(NOISE, "suspicious", evidence, cause, option)]
+    return [Finding(NOISE, "failed", evidence, cause, option)]
+
+
+def _norms_of_sums(
+    noise: GaussianNoise | LaplaceNoise | ProportionalNoise, gradient: np.ndarray, samples: int
+) -> tuple[float, float]:
+    """The least and the largest norm that the sums over classes of a noisy head's gradient (F, C) hardly pass."""
+    features, classes = gradient.shape
+    if isinstance(noise, ProportionalNoise):
+        # What arrives of an entry has 1 + s^2 times its square in the mean, and s^2 times of that is noise.
+        squares = np.square(gradient).sum(axis=1)
+        freedom = squares.sum() ** 2 / np.square(squares).sum() / 2  # as one entry may be most of a sum
+        smallest = noise.deviation * np.sqrt(squares.sum() / (1 + noise.deviation**2))
+        largest = 2 * smallest  # the noise may have made the largest entries smaller
+    else:
+        # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
+        smallest, largest = (deviation * np.sqrt(classes * features) for deviation in _deviations(noise, samples))
+        # The square of a sum of C Laplace variables varies more than a Gaussian one's, by its excess kurtosis 3/C.
+        freedom = features / (1 + 1.5 / classes) if isinstance(noise, LaplaceNoise) else features
+    least = smallest * np.sqrt(scipy.stats.chi2.ppf(_RARELY, freedom) / freedom)
+    return float(least), float(largest * (1 + DEVIATIONS / np.sqrt(freedom)))
 
 
 def _deviations(noise: GaussianNoise | LaplaceNoise, samples: int) -> tuple[float, float]:

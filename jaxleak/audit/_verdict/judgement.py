@@ -26,6 +26,7 @@ from jaxleak.audit._verdict.warnings import (
     beside_the_statement,
     contradicted,
     copied,
+    less_noise,
     out_of_range,
     unexplained,
 )
@@ -100,7 +101,7 @@ def judged(
     if case.loss_known and (other := beside_the_statement(best, answers, defended=case.defended)):
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
-    findings = [finding.without(known_options) for finding in findings + out_of_range(best)]
+    findings = [finding.without(known_options) for finding in findings + less_noise(answers) + out_of_range(best)]
     outcome, reasons = decide(
         findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=_stated(case)
     )

@@ -139,27 +139,36 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
     return None if drawn is None else float(objectives.cosine(*drawn))
 
 
-def left_by_noise(case: Case, answer: Answer, names: Collection[str] | None = None) -> float | None:
-    """The relative misfit that the stated defense alone leaves of an update, told by the answer's; 0 without one.
+class Noise(NamedTuple):
+    """What the stated defense alone changes in an update, by its leaves."""
 
-    It is 0 as well where only several clients together could draw the noise. It is None where only bounds of the
-    gradient are seen.
+    off: dict[str, float]  # norm of the change
+    norms: dict[str, float]  # norm of what is compared
+
+    def of(self, names: Collection[str]) -> float:
+        """The change of some leaves relative to them; 0 of leaves that are zero."""
+        size = math.hypot(*(self.norms[name] for name in names))
+        return math.hypot(*(self.off[name] for name in names)) / size if size else 0.0
+
+
+def left_by_noise(case: Case, answer: Answer) -> Noise | None:
+    """What the stated defense alone leaves of an update, told by the answer's.
+
+    None where no defense is stated, or none that this client can apply by itself, as where only several clients
+    together could draw the noise, and where only bounds of the gradient are seen.
 
     Args:
         case: the audited update.
         answer: images and labels in the client's place.
-        names: leaves of the update that are compared by themselves; None for all.
     """
-    if case.received.undone is not None:
-        return None
-    drawn = _defended_anew(case, answer)
+    drawn = None if case.received.undone is not None else _defended_anew(case, answer)
     if drawn is None:
-        return 0.0
+        return None
     by, seen = case.received, case.observation._replace(payload=drawn[0])
     own = by.of(seen, jnp.asarray(answer.x), jnp.asarray(answer.y))
     wanted, own = named_leaves(by.explained(seen, own)), named_leaves(own)
-    kept = own.keys() if names is None else names
-    return float(misfit({name: wanted[name] for name in kept}, {name: own[name] for name in kept}))
+    off = {name: float(jnp.linalg.norm(jnp.ravel(wanted[name] - own[name]))) for name in own}
+    return Noise(off, {name: float(jnp.linalg.norm(jnp.ravel(wanted[name]))) for name in own})
 
 
 def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
@@ -252,10 +261,12 @@ def search(
         undetermined = other.undetermined
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
+        noise = left_by_noise(case, answer)
         answer = answer._replace(
             undetermined=undetermined, remainder=other.answer_misfit,
-            below_head=left_below_head(case, answer, other),
+            noise=0.0 if noise is None else noise.of(noise.off),
         )  # fmt: skip
+        answer = answer._replace(below_head=left_below_head(case, other, None if answer.lacks_noise else noise))
     spent: dict[str, Any] = watch.spent
     return answer._replace(**spent), float(np.median(pace[1:] or pace)) if pace else 0.0
 
@@ -270,12 +281,11 @@ def rounding_of(case: Case) -> float:
     return float(np.linalg.norm(errors) / norm(seen.payload))
 
 
-def left_below_head(case: Case, answer: Answer, other: Rival) -> float:
+def left_below_head(case: Case, other: Rival, noise: Noise | None) -> float:
     """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
 
     It is 0 where the head is not known, and where these layers are below a thousandth of the update or rounding may
-    have changed them by more than a tenth: then nothing can be said of them. What the stated defense alone leaves of
-    the update is taken off.
+    have changed them by more than a tenth: then nothing can be said of them. What the stated noise leaves is taken off.
     """
     head = {*case.share.model.head_leaves, CUT}
     lower = [name for name in other.part_norms if name not in head]
@@ -289,8 +299,7 @@ def left_below_head(case: Case, answer: Answer, other: Rival) -> float:
     if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
         return 0.0
     off = math.hypot(*(other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name]))
-    noise = left_by_noise(case, answer, lower) or 0.0
-    return math.sqrt(max((off / size) ** 2 - noise**2, 0.0))
+    return math.sqrt(max((off / size) ** 2 - (0.0 if noise is None else noise.of(lower)) ** 2, 0.0))
 
 
 def blended(x: np.ndarray) -> np.ndarray:

@@ -217,7 +217,8 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     best = best_of([answer for answer, _, _ in short])
     if best is None:
         return
-    if (expected := distance_of_truth(case, best)) is not None and expected >= MATCHED_BELOW:
+    expected = None if best.matched else distance_of_truth(case, best)
+    if expected is not None and expected >= MATCHED_BELOW:
         yield (
             f"No image can be certified behind this noise: it puts the client's own images at a cosine distance of "
             f"about {expected:.2g} from the update. {_agreeing(best)}"

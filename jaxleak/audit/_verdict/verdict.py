@@ -1,5 +1,6 @@
 """The four verdicts, and what decides between them."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ _PEELED_AGREE_ABOVE = 0.99
 _ROWS_AGREE_ABOVE = 0.99
 #: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
 _BY_FAR = 4 / 3
+#: What noise leaves of an update at the cosine distance from which on no answer has it.
+_MOST_NOISE = math.sqrt(1 - (1 - MATCHED_BELOW) ** 2)
+#: The share of what noise leaves below which it is not there as stated, as a search fits a part of it.
+_LESS_NOISE = 0.5
 #: How far the gradient of the layers below the head may be from the update's, relative to its own norm. Right images of
 #: six networks left up to 0.15, and wrong ones 0.28 and more, where these layers had other rates or weights.
 _LOWER_LAYERS_BELOW = 0.25
@@ -106,6 +111,7 @@ class Answer(NamedTuple):
     undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
     remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
     fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
+    noise: float = 0.0  # the misfit that the stated noise alone would leave of it
     allowed: float | None = None  # the most that may remain where no other loss explains more; None: not asked
     below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
     beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
@@ -125,6 +131,16 @@ class Answer(NamedTuple):
     def matched(self) -> bool:
         """Whether the answer's gradient is that of the update, without which nothing else about it counts."""
         return self.cosine_distance < MATCHED_BELOW
+
+    @property
+    def lacks_noise(self) -> bool:
+        """Whether the answer has the update more nearly than the stated noise lets the client's own images have it.
+
+        The noise is then not there as stated, or the search has fitted it, and it explains nothing that remains.
+        """
+        if self.remainder is None or not self.noise or not self.matched:
+            return False
+        return self.noise >= _MOST_NOISE or self.remainder < _LESS_NOISE * self.noise
 
     @property
     def explained(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding
-from jaxleak.audit._checks.equations import RANK
+from jaxleak.audit._checks.equations import NOISE, RANK
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
@@ -137,6 +137,23 @@ def out_of_range(best: Answer | None) -> list[Finding]:
     evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
     cause = "the images were normalised, or scaled to 0 to 255, before the network"
     return [Finding("input range", "suspicious", evidence, cause, "--mean, --std")]
+
+
+def less_noise(answers: Sequence[Answer]) -> list[Finding]:
+    """A warning where an answer has the update more nearly than the stated noise lets the client's own images have it.
+
+    Args:
+        answers: what all attacks found.
+    """
+    near = next((answer for answer in answers if answer.lacks_noise), None)
+    if near is None:
+        return []
+    evidence = (
+        f"Images near an answer leave {near.remainder:.1%} of the update unexplained, and the stated noise alone would "
+        f"leave {near.noise:.0%} of it at the client's own images."
+    )
+    cause = "less noise than is stated, or none"
+    return [Finding(NOISE, "suspicious", evidence, cause, "--strength, --noise-multiplier, or --defense")]
 
 
 def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:

@@ -54,7 +54,7 @@ class Directions:
     lower: tuple[str, ...] = ()  # tables and cells whose numbers are errors, distances, or claimed to be low
     lower_units: tuple[str, ...] = ()  # units of such numbers
     equal: tuple[str, ...] = ()  # tables of numbers that differ to nobody's gain
-    equal_parts: tuple[str, ...] = ()  # parts of a cell's id that say the same, such as the name of a defense
+    equal_parts: tuple[str, ...] = ()  # parts of a cell's id, with a "/" at its end, that say the same: "/baseline/"
 
     def of(self, cell: str, unit: str) -> Better:
         """Whether a number of a cell is better for the attacker when it is higher, when it is lower, or neither.
@@ -64,7 +64,7 @@ class Directions:
             unit: the unit of its number.
         """
         table = cell.partition("/")[0]
-        if table in self.equal or any(part in cell for part in self.equal_parts):
+        if table in self.equal or any(part in f"{cell}/" for part in self.equal_parts):
             return "equal"
         return "lower" if unit in self.lower_units or table in self.lower or cell in self.lower else "higher"
 
