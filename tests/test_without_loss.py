@@ -166,7 +166,8 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
     [
         (0.06, 0.055, 0.0, False, False),
         (0.06, 0.055, 0.05, False, True),
-        (0.06, 0.03, 0.05, False, False),  # as much as the noise may leave, and another loss leaves less
+        (0.06, 0.03, 0.05, False, True),  # of so much noise, a fitted loss may leave less
+        (0.08, 0.05, 0.05, False, False),
         (0.06, 0.055, 0.13, True, False),  # less than a half of what the noise would leave
         (0.13, 0.12, 0.142, True, False),  # a client's own images would be too far away for a certificate
         (0.13, 0.12, 0.14, False, True),

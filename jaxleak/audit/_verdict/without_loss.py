@@ -63,22 +63,20 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
     statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
     frozen head, little may remain. Behind a defense, what its noise leaves may remain as well, unless the answer shows
-    that it is not there. As it may be less than stated, another loss is asked for all the same. Where much remains
-    and pixels end at 0 or 1, values beyond are tried, too. More than 5 % may remain in no case, and not more than 2 %
-    where a defense leaves entries out: there is less to contradict a wrong image, and what was left out of earlier
-    rounds may have been added.
+    that it is not there. Where much remains and pixels end at 0 or 1, values beyond are tried, too. More than 5 % may
+    remain in no case, and not more than 2 % where a defense leaves entries out: there is less to contradict a wrong
+    image, and what was left out of earlier rounds may have been added.
     """
     remainder = answer.remainder
     if remainder is None or case.received.undone is not None:  # of a gradient between bounds, no noise is known
         return answer
-    rounding = rounding_of(case)
-    unknowable = rounding + (0.0 if answer.lacks_noise else answer.noise)
+    unknowable = rounding_of(case) + (0.0 if answer.lacks_noise else answer.noise)
     allowed = _EXPLAINED_BELOW + unknowable
     if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
         answer = answer._replace(beyond=rival_of(case, answer, bounds=_BEYOND).answer_misfit)
     if total_steps(case.share) > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
-    if remainder <= _EXPLAINED_BELOW + rounding:
+    if remainder <= allowed:
         return answer
     if not case.loss_shown:
         if _no_loss_is_fitted(case):
