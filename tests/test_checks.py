@@ -65,7 +65,7 @@ MISTAKES = {
         "weight decay",
     ),
     "reversed sign": (lambda c: {"payload": jax.tree.map(jnp.negative, c.gradient)}, "sign"),
-    "weights": (lambda c: {"payload": c.variables["params"]}, "holds weights"),
+    "weights": (lambda c: {"payload": c.variables["params"]}, "one file was given for both"),
     "noise": (
         lambda c: {
             "payload": jax.tree.map(
@@ -157,7 +157,7 @@ def test_a_batch_size_that_is_too_small_is_one_mistake(plain, stated):
 def test_a_sum_over_the_batch_is_one_mistake(plain):
     (wrong,) = (f for f in plain.check(jax.tree.map(lambda g: 4 * g, plain.gradient)) if f.cause)
     assert wrong.name == "mean over the batch"
-    assert wrong.option == f"--reduction sum (of images), {LOSS_OTHER}, --learning-rate, --local-steps"
+    assert wrong.option == f"--reduction sum (of images), {LOSS_OTHER}, --learning-rate, or --local-steps"
     assert "added up over several micro-batches without dividing" in wrong.cause
 
 

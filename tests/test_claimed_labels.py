@@ -120,7 +120,7 @@ def test_the_equations_of_one_sample_show_the_sign_where_they_fail_for_the_rever
 def test_a_reversed_sign_is_named_where_it_explains_the_factor_of_one_sample():
     (wrong,) = failed(check_head(_even(2, 0.0036, -1.0), 1))
     assert wrong.cause.startswith("the sign of the update is reversed; or ")
-    assert wrong.option.startswith("--kind difference --learning-rate 1, or ")
+    assert wrong.options[0] == "--kind difference --learning-rate 1"
     assert "the factor 1.004, not 1; with its sign reversed it is 1." in wrong.evidence
 
 

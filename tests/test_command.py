@@ -74,7 +74,7 @@ def test_a_report_of_what_is_not_certified_says_so(tmp_path):
     far = Answer(
         "fedleak_400", x, np.zeros(1, int), 0.9, 0.3, agreement=np.array([0.87]), iterations=50, finished=False
     )
-    finding = Finding("batch", "suspicious", "Evidence <1>.", "a cause", "--batch-norm eval")
+    finding = Finding("batch", "suspicious", "Evidence <1>.", "a cause", ("--batch-norm eval",))
     notes = ("kinks that are not smoothed: 1 x sort",)
     verdict = Verdict("leaks", (), (finding,), (far,), far, labels, "", {"verdict": "leaks"}, notes=notes)
     text = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()

@@ -36,7 +36,7 @@ def test_a_gradient_of_a_frozen_layer_is_zero_or_left_out(client, kind):
     assert found.evidence == (
         "dense_0/bias and 1 more are said to be frozen, and the update has entries other than zero there."
     )
-    assert found.option == "--frozen, --weights"
+    assert found.option == "--frozen, or --weights"
 
 
 def test_a_list_of_what_is_trained_has_nothing_of_the_frozen_layers(client):

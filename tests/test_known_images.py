@@ -43,7 +43,7 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
 )
 def test_known_images_may_be_off_by_what_another_machine_explains(plain, monkeypatch, worst, status):
     monkeypatch.setattr(client_checks, "furthest", lambda *_: (worst, "conv_0/kernel", 0.1))
-    monkeypatch.setattr(client_checks, "_explained", lambda *_: ("a cause", "--option"))
+    monkeypatch.setattr(client_checks, "_explained", lambda *_: ("a cause", ("--option",)))
     x, y = np.asarray(plain.batch.x[:, 0]), np.asarray(plain.batch.y)
     assert audit.check_client(plain.model, plain.variables, plain.gradient, x, y)[-1].status == status
 
@@ -145,13 +145,13 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
 
 def test_different_modes_are_among_the_causes_only_where_there_are_modes(plain, normalised):
     for client, modes in ((plain, False), (normalised, True)):
-        cause, option = client_checks._unexplained(protocols.ClientShare(client.model))
+        cause, options = client_checks._unexplained(protocols.ClientShare(client.model))
         assert cause.startswith("weights of another round or model, images that were normalised in another way")
         assert ("layers of batch normalisation in different modes (eval_layers), a defense" in cause) == modes
-        assert option == f"--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}"
-    cause, option = client_checks._unexplained(protocols.ClientShare(plain.model, local_steps=2))
+        assert options == ("--weights", "--mean", "--std", LOSS_OTHER, DEFENSE_OTHER)
+    cause, options = client_checks._unexplained(protocols.ClientShare(plain.model, local_steps=2))
     assert cause.startswith("another learning rate, momentum, number or order of steps, weights of another round")
-    assert option.startswith("--learning-rate, --momentum, --local-steps, --weights")
+    assert options[:4] == ("--learning-rate", "--momentum", "--local-steps", "--weights")
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,18 @@ def test_images_and_labels_that_no_client_has_are_refused(plain, changed, messag
     ("scale", "samples", "cause", "option"),
     [
         (2.0, 4, "2 times the gradient: gradients that were added up over several micro", LOSS_OTHER),
-        (1.4, 4, "1.4 times the gradient", "--reduction, "),
-        (3.0, 2, "3 times the gradient", "--reduction, "),
-        (0.5, 4, "0.5 times the gradient: clipping", "--defense dp_update --clip 0.25 --noise-multiplier 0 "),
-        (-0.5, 4, "-0.5 times the gradient", "--reduction, "),
+        (1.4, 4, "1.4 times the gradient", "--reduction"),
+        (3.0, 2, "3 times the gradient", "--reduction"),
+        (
+            0.5,
+            4,
+            "0.5 times the gradient: clipping",
+            "--defense dp_update --clip 0.25 --noise-multiplier 0 (clipping at a norm of 0.25, of a mean loss)",
+        ),
+        (-0.5, 4, "-0.5 times the gradient", "--reduction"),
     ],
 )
 def test_a_multiple_of_the_gradient_of_known_images_has_a_likely_cause(scale, samples, cause, option):
     found = client_checks._multiple(scale, samples, 0.25)
     assert found[0].startswith(f"the update is {cause}")
-    assert found[1].startswith(option)
+    assert found[1][0] == option

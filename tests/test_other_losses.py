@@ -195,14 +195,14 @@ def test_no_finding_advises_what_is_stated_already(monkeypatch, convolutional, f
 
 
 def test_a_list_of_options_without_one_of_them_reads_as_a_list():
-    def advised(option):
-        return Finding("name", "failed", "evidence", option=option).without([LOSS_OTHER]).option
+    def advised(*options):
+        return Finding("name", "failed", "evidence", options=options).without([LOSS_OTHER]).option
 
-    assert advised(f"--weights, {LOSS_OTHER}, or {DEFENSE_OTHER}") == f"--weights, or {DEFENSE_OTHER}"
-    assert advised(f"{LOSS_OTHER}, or {DEFENSE_OTHER}") == DEFENSE_OTHER
-    assert advised(f"--mean, --std, or {LOSS_OTHER}") == "--mean, --std"
-    assert advised(f"{LOSS_OTHER}, --weights") == "--weights"
+    assert advised("--weights", LOSS_OTHER, DEFENSE_OTHER) == f"--weights, or {DEFENSE_OTHER}"
+    assert advised("--mean", LOSS_OTHER, "--std", "--weights") == "--mean, --std, or --weights"
+    assert advised(LOSS_OTHER, DEFENSE_OTHER) == DEFENSE_OTHER
     assert not advised(LOSS_OTHER)
+    assert not advised()
 
 
 @pytest.fixture

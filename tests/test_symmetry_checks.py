@@ -76,7 +76,7 @@ def test_other_weights_are_the_same_ones_mixed_and_scaled():
 def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, count, worst, status):
     monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
     monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(count, worst, np.zeros(count)))
-    monkeypatch.setattr(symmetry, "_cause", lambda *_: ("a cause", "--option"))
+    monkeypatch.setattr(symmetry, "_cause", lambda *_: ("a cause", ("--option",)))
     share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False), local_steps=1)
     (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
     assert (finding.name, finding.status) == (symmetry.SYMMETRIES, status)
@@ -179,21 +179,21 @@ def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_n
     monkeypatch.setattr(symmetry, "_weight_decay", lambda *_: 2e-3 if mends == "decay" else None)
     monkeypatch.setattr(symmetry, "_not_trained", lambda *_: ["conv_0", "head.bias"] if mends == "frozen" else [])
     variables = {"params": {}, "batch_stats": {"mean": 1}}
-    cause, option = symmetry._cause(own, variables, "sent", 2, KEY)
+    cause, options = symmetry._cause(own, variables, "sent", 2, KEY)
     assert asked == [other]
     expected = {
-        "mode": (f'the client normalised in mode "{other}"', f"--batch-norm {other}"),
+        "mode": (f'the client normalised in mode "{other}"', (f"--batch-norm {other}",)),
         "frozen": (
             "the client did not train the layers conv_0, head.bias, in which the update is zero throughout",
-            "--frozen conv_0 head.bias",
+            ("--frozen conv_0 head.bias",),
         ),
-        "layout": ("the update's head/kernel is stored in another layout: transposed", "--update"),
+        "layout": ("the update's head/kernel is stored in another layout: transposed", ("--update",)),
         "decay": (
             "the client's optimiser adds weight decay of 0.002 to the gradient of the mean loss",
-            f"--update minus 0.002 times the weights (B times as much for a summed loss), or {DEFENSE_OTHER}",
+            ("--update minus 0.002 times the weights (B times as much for a summed loss)", DEFENSE_OTHER),
         ),
     }
-    assert (cause, option) == expected.get(mends, (cause, "--weights"))
+    assert (cause, options) == expected.get(mends, (cause, ("--weights",)))
     assert mends != "nothing" or cause.startswith("weights of another round")
     if batch_norm == "train":  # without running statistics there is no other mode
         asked.clear()
@@ -231,16 +231,16 @@ def test_layers_that_only_the_optimizer_left_out_are_named_unless_the_weights_ar
 
 
 @pytest.mark.parametrize(
-    ("steps", "precision", "option"),
+    ("steps", "precision", "options"),
     [
-        (1, FULL, "--update minus 0.002 times the weights (B times as much for a summed loss), or "),
-        (1, Precision(scale=10.0, of_weights=True), "--update plus 0.0002 times the weights before the step, or "),
-        (2, FULL, ""),
+        (1, FULL, ("--update minus 0.002 times the weights (B times as much for a summed loss)",)),
+        (1, Precision(scale=10.0, of_weights=True), ("--update plus 0.0002 times the weights before the step",)),
+        (2, FULL, ()),
     ],
 )
-def test_a_decay_is_taken_off_by_the_server_who_knows_the_weights(steps, precision, option):
+def test_a_decay_is_taken_off_by_the_server_who_knows_the_weights(steps, precision, options):
     share = protocols.ClientShare(models.mlp((4, 4, 1), 5, widths=(6,)), local_steps=steps)
-    assert symmetry._without_decay(share, 2e-3, precision) == option + DEFENSE_OTHER
+    assert symmetry._without_decay(share, 2e-3, precision) == (*options, DEFENSE_OTHER)
 
 
 def test_the_number_that_is_named_takes_the_decay_off():

@@ -157,13 +157,13 @@ def test_inputs_outside_of_the_range_of_pixels_are_named():
     answer = Answer("dense_inputs", 3 * _pictures(1) - 1, np.zeros(1, int), 0.0, 0.0, solved=True)
     (found,) = out_of_range(answer)
     assert "are -1 to 2, and not in [0, 1]" in found.evidence
-    assert found.option == "--mean, --std"
+    assert found.option == "--mean and --std"
     assert out_of_range(answer._replace(x=1.009 * _pictures(1))) == []
     assert out_of_range(None) == []
     better = answer._replace(x=_pictures(1), remainder=0.06, beyond=0.01)
     (found,) = out_of_range(better)
     assert "leave 6.0% of the update unexplained, and 1.0% where their values may be outside" in found.evidence
-    assert found.option.startswith("--mean, --std")
+    assert found.options[0] == "--mean and --std"
     assert out_of_range(better._replace(beyond=0.05)) == []
 
 

@@ -50,7 +50,7 @@ def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree, precisio
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}, whose rounding leaves little more than signs of a step."
         cause = "the step or the weights after it were rounded to 16 bits before they were sent"
-        return Finding(_NAME, "failed", evidence, cause, "--defense other")
+        return Finding(_NAME, "failed", evidence, cause, ("--defense other",))
     before, weights = BeforeAdam(step), named_leaves(variables["params"])
     over, all_sizes = {}, []
     for name, sent in named_leaves(payload).items():
@@ -65,20 +65,20 @@ def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree, precisio
         "another learning rate, another weight decay (or Adam's own, which is added to the gradient), moments that "
         "remember earlier steps, several steps, clipping, other weights, or another optimizer"
     )
-    option = "--learning-rate, --weights, or --defense other"
+    options = "--learning-rate", "--weights", "--defense other"
     if over[worst] > 1:
-        return Finding(_NAME, "failed", f"{evidence} Entries of {worst} are too large.", cause, option)
+        return Finding(_NAME, "failed", f"{evidence} Entries of {worst} are too large.", cause, options)
     if largest < _LARGEST_ABOVE:
         # A wrong rate leaves most entries at one size. Where a client fits its samples, entries differ.
         cause = f"gradients as small as 1e-8, {cause}"
         if of_one_size(sizes) >= _SHARE:
-            return Finding(_NAME, "failed", evidence, cause, option)
-        return Finding(_NAME, "suspicious", evidence, cause, option)
+            return Finding(_NAME, "failed", evidence, cause, options)
+        return Finding(_NAME, "suspicious", evidence, cause, options)
     between = float(((sizes > _BETWEEN[0]) & (sizes < _BETWEEN[1])).mean())
     if between < _BETWEEN_SHARE:
         return Finding(_NAME, "passed", evidence)
     evidence += f" {between:.0%} are far from 0 and from 1, which a first step has only of gradients near 1e-8."
-    return Finding(_NAME, "suspicious", evidence, cause, option)
+    return Finding(_NAME, "suspicious", evidence, cause, options)
 
 
 def check_not_adam(payload: PyTree) -> list[Finding]:
@@ -88,5 +88,5 @@ def check_not_adam(payload: PyTree) -> list[Finding]:
         return []
     evidence = f"{share:.0%} of the entries that are not zero have nearly the size of the largest, in all layers."
     cause = "the client took a step of Adam, which moves all weights equally far, or sent the signs of its gradient"
-    option = "--defense adam_step (or adamw_step) with --learning-rate, or --defense other"
-    return [Finding(_NAME, "failed", evidence, cause, option)]
+    options = "--defense adam_step (or adamw_step) with --learning-rate", "--defense other"
+    return [Finding(_NAME, "failed", evidence, cause, options)]

@@ -17,6 +17,7 @@ from jaxleak.audit._checks.finding import (
     REVERSED,
     TURN,
     Finding,
+    Mended,
     Status,
     failed,
     only_clipped,
@@ -141,7 +142,7 @@ def _compared(
             return [*findings, Finding(KNOWN_IMAGES, "failed", evidence, *normalised_as(other))]
     clip = norm_of(payload) / parts if share.total_steps == 1 else None
     explained = _explained(payload, expected, rounding, len(x), precision, params, clip)
-    cause, option = explained or _unexplained(share)
+    cause, options = explained or _unexplained(share)
     status: Status = "failed" if worst > _FAILED_ABOVE else "suspicious"
     if explained is None:
         coarse = minus(scaled(sent(*_coarse(variables, batch)), parts), expected)
@@ -151,7 +152,7 @@ def _compared(
         near = ratios(payload, expected, coarse, precision, params, **allowed)
         if all(min(exact[leaf], near[leaf])[0] <= 1 for leaf in exact):
             status, cause = "suspicious", _ROUNDED_PRODUCTS + cause
-    return [*findings, Finding(KNOWN_IMAGES, status, evidence, cause, option)]
+    return [*findings, Finding(KNOWN_IMAGES, status, evidence, cause, options)]
 
 
 def check_known_images(
@@ -192,7 +193,7 @@ def check_known_images(
         return [found] if found.name == KNOWN_IMAGES else []
     if share.total_steps > 1:
         return [found._replace(status="suspicious", cause=f"images in another order; or {found.cause}")]
-    return [found._replace(option=f"--truth, {found.option}")]
+    return [found._replace(options=("--truth", *found.options))]
 
 
 def _explained(
@@ -203,16 +204,16 @@ def _explained(
     precision: Precision = FULL,
     params: PyTree | None = None,
     clip: float | None = None,
-) -> tuple[str, str] | None:
-    """Cause and option of a difference, if one explains it; `clip` is the norm of an update that is one gradient."""
+) -> Mended | None:
+    """Cause and options of a difference, if one explains it; `clip` is the norm of an update that is one gradient."""
     scale = inner(payload, expected) / max(inner(expected, expected), 1e-30)
     if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
-            return "the loss is a sum over the batch", "--reduction sum"
+            return "the loss is a sum over the batch", ("--reduction sum",)
         if np.isclose(scale * samples, 1, rtol=1e-3) and samples > 1:
-            return "the loss is a mean over the batch, or was divided by its size twice", "--reduction mean"
+            return "the loss is a mean over the batch, or was divided by its size twice", ("--reduction mean",)
         if np.isclose(scale, -1, rtol=1e-3):
-            return REVERSED, TURN
+            return REVERSED, (TURN,)
         return _multiple(scale, samples, clip)
     for leaf, layout, changed in other_layouts(expected, payload):
         if furthest(changed, expected, rounding, precision, params)[0] <= 1:
@@ -220,27 +221,28 @@ def _explained(
     return None
 
 
-def _unexplained(share: ClientShare) -> tuple[str, str]:
+def _unexplained(share: ClientShare) -> Mended:
     """Causes and options of a difference that nothing else explains."""
     modes = f"{MIXED_MODES}, " if share.model.has_running_statistics else ""
-    steps, options = "", ""
+    steps = ""
+    options: tuple[str, ...] = ("--weights", "--mean", "--std", LOSS_OTHER, DEFENSE_OTHER)
     if share.total_steps > 1:
         steps = "another learning rate, momentum, number or order of steps, "
-        options = "--learning-rate, --momentum, --local-steps, "
+        options = ("--learning-rate", "--momentum", "--local-steps", *options)
     return (
         f"{steps}weights of another round or model, images that were normalised in another way, another loss, other "
         f"images than those of the update, {modes}a defense, or mixed precision",
-        f"{options}--weights, --mean, --std, {LOSS_OTHER}, or {DEFENSE_OTHER}",
+        options,
     )
 
 
-def _multiple(scale: float, samples: int, clip: float | None) -> tuple[str, str]:
-    cause, option = f"the update is {scale:.4g} times the gradient", "--learning-rate, --local-steps, --kind"
+def _multiple(scale: float, samples: int, clip: float | None) -> Mended:
+    cause, options = f"the update is {scale:.4g} times the gradient", ("--learning-rate", "--local-steps", "--kind")
     if 1.5 < scale < samples and np.isclose(scale, round(scale), rtol=1e-3):
-        return f"{cause}: {ADDED_UP}, a learning rate or a number of steps", f"{LOSS_OTHER}, --reduction, {option}"
+        return f"{cause}: {ADDED_UP}, a learning rate or a number of steps", (LOSS_OTHER, "--reduction", *options)
     if 0 < scale < 1:
-        return f"{cause}: clipping, a learning rate or a number of steps", f"{only_clipped(clip)}, {option}"
-    return cause, f"--reduction, {option}"
+        return f"{cause}: clipping, a learning rate or a number of steps", (only_clipped(clip), *options)
+    return cause, ("--reduction", *options)
 
 
 def _coarse(variables: PyTree, batch: Batch) -> tuple[PyTree, Batch]:

@@ -45,14 +45,14 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
         check_shapes(payload, variables)
     except ValueError as error:
         cause = "the update is of another model, or lacks a layer"
-        return [Finding("names and shapes", "failed", f"{error}.", cause, "--model, --weights, --update")]
+        return [Finding("names and shapes", "failed", f"{error}.", cause, ("--model", "--weights", "--update"))]
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
     found = [Finding("names and shapes", "passed", f"All {len(leaves)} leaves have the shapes of the model.")]
     bad = [name for name, leaf in leaves.items() if not np.isfinite(leaf).all()]
     if bad:
         evidence = f"{bad[0]} holds values that are not finite, as {len(bad)} of {len(leaves)} leaves do."
         cause = "the client's loss overflowed, or the file is damaged"
-        return [*found, Finding("finite values", "failed", evidence, cause, "--update")]
+        return [*found, Finding("finite values", "failed", evidence, cause, ("--update",))]
     found.append(Finding("finite values", "passed", "All values are finite."))
     mechanism = None if defense is None else defense.mechanism
     left_out = mechanism is not None and mechanism.zeroes
@@ -84,7 +84,7 @@ def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> 
     if most < _ROUNDED_ABOVE:
         return [Finding("precision of weights", "passed", evidence)]
     cause = "a learning rate so small that the step is lost in the rounding of the weights, or weights of another round"
-    return [Finding("precision of weights", "suspicious", evidence, cause, "an update that is a gradient")]
+    return [Finding("precision of weights", "suspicious", evidence, cause, ("an update that is a gradient",))]
 
 
 def zero_layers(leaves: Mapping[str, Any]) -> list[str]:
@@ -106,14 +106,14 @@ def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
         cause = "the gradients were cleared before they were recorded, or nothing was trained"
         if left_out:
             cause += ". If the stated defense left out every entry, the update holds nothing of the data"
-        return Finding("zeros", "failed", "All values are zero.", cause, "--update")
+        return Finding("zeros", "failed", "All values are zero.", cause, ("--update",))
     if dead:
         evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."
         if left_out:
             return Finding("zeros", "passed", f"{evidence} The defense that is stated leaves entries out.")
         cause = "frozen layers, a layer that was not recorded, or a defense that leaves entries out"
-        option = f"--frozen {' '.join(zero_layers(leaves))}, --update, --defense"
-        return Finding("zeros", "suspicious", evidence, cause, option)
+        options = f"--frozen {' '.join(zero_layers(leaves))}", "--update", "--defense"
+        return Finding("zeros", "suspicious", evidence, cause, options)
     return Finding("zeros", "passed", "No leaf is zero throughout.")
 
 
@@ -131,7 +131,7 @@ def _few_values(leaves: dict[str, np.ndarray], *, rounded: bool = False) -> Find
         return Finding("quantisation", "passed", evidence + ", as the defense that is stated may give.")
     if suspects:
         cause = "the update was quantised or reduced to signs"
-        return Finding("quantisation", "suspicious", evidence + ".", cause, "--defense")
+        return Finding("quantisation", "suspicious", evidence + ".", cause, ("--defense",))
     if few:
         evidence += ", which are products of what one sample's layer reads, of few different values, and its slopes"
     return Finding("quantisation", "passed", evidence + ".")
@@ -162,13 +162,13 @@ def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> F
     pairs = [(leaves[name].ravel(), np.asarray(weights[name]).ravel()) for name in leaves]
     if all(np.array_equal(a, b) for a, b in pairs) and any(a.any() for a, _ in pairs):
         evidence, cause = "The update and the model's weights are equal.", "one file was given for both"
-        return Finding("gradient, not weights", "failed", evidence, cause, "--weights, --update")
+        return Finding("gradient, not weights", "failed", evidence, cause, ("--weights", "--update"))
     inner = sum(float(a @ b) for a, b in pairs)
     norms = np.sqrt(sum(float(a @ a) for a, _ in pairs) * sum(float(b @ b) for _, b in pairs))
     cosine = inner / norms if norms else 0.0
     evidence = f"The cosine between the update and the model's weights is {cosine:.3f}."
     if abs(cosine) > _WEIGHTS_ABOVE:
         return Finding(
-            "gradient, not weights", "failed", evidence, "the file holds weights after training", "--kind weights"
+            "gradient, not weights", "failed", evidence, "the file holds weights after training", ("--kind weights",)
         )
     return Finding("gradient, not weights", "passed", evidence)

@@ -105,7 +105,7 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
         return sums
     found = _unless_refuted(_labels_fit(left, samples), *sums)
     if found.status == "failed":
-        found = found._replace(cause=f"{found.cause}; or {_WEAKER}", option=f"{found.option}, --strength")
+        found = found._replace(cause=f"{found.cause}; or {_WEAKER}", options=(*found.options, "--strength"))
     return [*sums, found]
 
 
@@ -128,16 +128,16 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
     unit = "or its strength is not in units of the gradient of the mean loss"
     if sums > most:
         cause = f"there is more noise than is stated, {unit}"
-        return [Finding(NOISE, "failed", evidence, cause, "--strength, or --defense other")]
+        return [Finding(NOISE, "failed", evidence, cause, ("--strength", "--defense other"))]
     cause = (
         "there is less noise than is stated, none in this layer, its sum was divided by another number than the batch "
         f"size, {unit}"
     )
-    option = "--strength, --noise-multiplier, --batch-size, --defense"
+    options = "--strength", "--noise-multiplier", "--batch-size", "--defense"
     if isinstance(noise, GaussianNoise) and noise.decay < 1:
         cause = f"the update is of a later round, in which less noise is left than in the first one; or {cause}"
-        return [Finding(NOISE, "suspicious", evidence, cause, option)]
-    return [Finding(NOISE, "failed", evidence, cause, option)]
+        return [Finding(NOISE, "suspicious", evidence, cause, options)]
+    return [Finding(NOISE, "failed", evidence, cause, options)]
 
 
 def _norms_of_sums(
@@ -195,7 +195,7 @@ def _sums_over_classes(head: Head, visits: int = 1) -> Finding:
     if rank_of(head) > visits:
         causes, options = causes[::-1], options[::-1]
     cause = f"{', '.join(causes)}, mixed precision, or a transposed head"
-    return Finding(name, "failed", evidence + ".", cause, ", or ".join(options))
+    return Finding(name, "failed", evidence + ".", cause, options)
 
 
 def _sign(head: Head, samples: int) -> list[Finding]:
@@ -213,13 +213,13 @@ def _sign(head: Head, samples: int) -> list[Finding]:
     )
     if positive < absent:
         other = "a loss that is no plain cross-entropy, such as one with label smoothing, or momentum"
-        cause, option = (
-            (REVERSED, TURN) if negative >= absent else (other, f"{LOSS_OTHER}, --batch-size, or {DEFENSE_OTHER}")
-        )
-        return [Finding(name, "failed", f"{evidence}. At least {absent} are not in the batch.", cause, option)]
+        evidence = f"{evidence}. At least {absent} are not in the batch."
+        if negative >= absent:
+            return [Finding(name, "failed", evidence, REVERSED, (TURN,))]
+        return [Finding(name, "failed", evidence, other, (LOSS_OTHER, "--batch-size", DEFENSE_OTHER))]
     status: Status = "suspicious" if negative > positive else "passed"
-    cause, option = (REVERSED, TURN) if negative > positive else ("", "")
-    return [Finding(name, status, evidence + ".", cause, option)]
+    cause, options = (REVERSED, (TURN,)) if negative > positive else ("", ())
+    return [Finding(name, status, evidence + ".", cause, options)]
 
 
 def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
@@ -236,14 +236,14 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
             f"the loss is a sum over the batch, {ADDED_UP}, momentum, or a learning rate or number of steps that is "
             "too small"
         )
-        option = f"--reduction sum (of images), {LOSS_OTHER}, --learning-rate, --local-steps"
-        return Finding(name, "failed", evidence, cause, option)
+        options = "--reduction sum (of images)", LOSS_OTHER, "--learning-rate", "--local-steps"
+        return Finding(name, "failed", evidence, cause, options)
     cause = (
         "a difference of weights was not divided by the learning rate and the number of steps, or another loss, or one "
         "that is scaled"
     )
-    option = f"--learning-rate, --local-steps, --reduction, or {LOSS_OTHER}"
-    return Finding(name, "failed", evidence, cause, option)
+    options = "--learning-rate", "--local-steps", "--reduction", LOSS_OTHER
+    return Finding(name, "failed", evidence, cause, options)
 
 
 def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
@@ -257,14 +257,14 @@ def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
             "in mixed precision"
         )
         evidence = f"{evidence}, but the stated number is {samples}."
-        option = "--batch-size, --local-steps, --local-epochs, or --defense other"
-        return Finding(name, "failed", evidence, cause, option)
+        options = "--batch-size", "--local-steps", "--local-epochs", "--defense other"
+        return Finding(name, "failed", evidence, cause, options)
     if rank < most and head.rounding < RANK_ABOVE:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
         cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
-        option = f"--batch-size {rank}" if steps == 1 else "--batch-size, --local-steps, or --local-epochs"
-        return Finding(name, "suspicious", evidence, cause, option)
+        several = "--batch-size", "--local-steps", "--local-epochs"
+        return Finding(name, "suspicious", evidence, cause, (f"--batch-size {rank}",) if steps == 1 else several)
     most = highest_rank(head, samples * epochs)
     return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")
 
@@ -280,10 +280,10 @@ def _labels_fit(head: Head, samples: int) -> Finding:
     if least <= samples:
         return Finding(name, "passed", evidence)
     if int(counted(head, samples, sign=-1).sum()) <= samples:
-        return Finding(name, "failed", evidence, REVERSED, TURN)
+        return Finding(name, "failed", evidence, REVERSED, (TURN,))
     cause = (
         f"the batch is larger, the loss is a sum, {ADDED_UP}, or the update was not divided by the learning rate and "
         "the steps"
     )
-    option = f"--batch-size, --reduction, --learning-rate, --local-steps, or {LOSS_OTHER}"
-    return Finding(name, "failed", evidence, cause, option)
+    options = "--batch-size", "--reduction", "--learning-rate", "--local-steps", LOSS_OTHER
+    return Finding(name, "failed", evidence, cause, options)

@@ -1,6 +1,6 @@
 """What a check of an update says."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from jaxleak._stated import Kind
@@ -32,6 +32,10 @@ def only_clipped(norm: float | None = None) -> str:
     return f"--defense dp_update --clip {clip} --noise-multiplier 0 (clipping at a norm of {clip}, of a mean loss)"
 
 
+#: The cause of a difference, and the options that mend it.
+Mended = tuple[str, tuple[str, ...]]
+
+
 class Finding(NamedTuple):
     """The answer of one check.
 
@@ -41,26 +45,28 @@ class Finding(NamedTuple):
             applicable", and the evidence then says why.
         evidence: a sentence with the numbers that were compared.
         cause: the likeliest mistake, where the check did not pass.
-        option: the argument that mends it, where there is one.
+        options: the arguments that mend it, the likeliest first; none where none does.
     """
 
     name: str
     status: Status
     evidence: str
     cause: str = ""
-    option: str = ""
+    options: tuple[str, ...] = ()
 
     def of_kind(self, kind: Kind) -> "Finding":
         """The finding on an update of that kind, whose sign other options reverse than that of a gradient."""
-        return self._replace(option=self.option.replace(TURN, _TURNED[kind]))
+        return self._replace(options=tuple(_TURNED[kind] if option == TURN else option for option in self.options))
 
-    def without(self, stated: Iterable[str]) -> "Finding":
+    def without(self, stated: Collection[str]) -> "Finding":
         """The finding that advises none of these options, because the client states them already."""
-        option = self.option
-        for given in stated:
-            for listed in (f", or {given}", f", {given}", f"{given}, or ", f"{given}, ", given):
-                option = option.replace(listed, "")
-        return self._replace(option=option)
+        return self._replace(options=tuple(option for option in self.options if option not in stated))
+
+    @property
+    def option(self) -> str:
+        """The options in words; empty without any."""
+        *others, last = self.options or ("",)
+        return ", ".join((*others, f"or {last}")) if others else last
 
     def __str__(self) -> str:
         """One line for a terminal."""

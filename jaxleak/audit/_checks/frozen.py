@@ -43,7 +43,7 @@ def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> 
     cause = "the client trained these layers"
     if sent.facts.kind == "weights":
         cause += ", or the weights are those of another round"
-    return [Finding("frozen layers", "failed", evidence, cause, "--frozen, --weights")]
+    return [Finding("frozen layers", "failed", evidence, cause, ("--frozen", "--weights"))]
 
 
 def _moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:

@@ -64,7 +64,7 @@ def check_images_without_loss(
         f"update, products in TF32 or in 16 bits, {modes}a loss that reads more than the network's outputs, such as "
         "features or weights, or a defense"
     )
-    return [Finding(KNOWN_IMAGES, "suspicious", evidence, cause, f"--weights, --mean, --std, {DEFENSE_OTHER}")]
+    return [Finding(KNOWN_IMAGES, "suspicious", evidence, cause, ("--weights", "--mean", "--std", DEFENSE_OTHER))]
 
 
 def _difference(

@@ -4,6 +4,7 @@ They take the softmax of the features that the gradient itself shows, and so the
 """
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from jaxleak.audit._checks.finding import (
     REVERSED,
     TURN,
     Finding,
+    Mended,
     only_clipped,
 )
 from jaxleak.audit._checks.head import Head
@@ -54,33 +56,35 @@ def check_one_sample(head: Head, norm: float | None = None) -> Finding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
         )
-        option = f"--weights, --batch-size, {LOSS_OTHER}, or {DEFENSE_OTHER}"
-        return Finding(name, "failed", evidence + ".", cause, option)
+        options = "--weights", "--batch-size", LOSS_OTHER, DEFENSE_OTHER
+        return Finding(name, "failed", evidence + ".", cause, options)
     if abs(scale - 1) > _FACTOR_BELOW + rounding:
-        cause, option = _factor(scale, norm, of_weights=head.precision.of_weights)
+        cause, of_factor = _factor(scale, norm, of_weights=head.precision.of_weights)
         evidence += ", not 1"
         if head.kernel.shape[1] == 2:  # the bias gradient has one direction then, whatever the weights and the loss are
-            cause, option = f"weights of another round or model, or {cause}", f"--weights, {option}"
+            cause, of_factor = f"weights of another round or model, or {cause}", ("--weights", *of_factor)
         backwards = _fit_of_one_sample(head, -1)
         # Two classes leave no misfit in either sign, and then the factor alone tells which one is right.
         if backwards is not None and _fits(backwards, rounding):
-            cause, option = f"{REVERSED}; or {cause}", f"{TURN}, or {option}"
+            cause, of_factor = f"{REVERSED}; or {cause}", (TURN, *of_factor)
             evidence += f"; with its sign reversed it is {backwards[1]:.4g}"
-        return Finding(name, "failed", evidence + ".", cause, option)
+        return Finding(name, "failed", evidence + ".", cause, of_factor)
     return Finding(name, "passed", evidence + ".")
 
 
-def _factor(scale: float, norm: float | None, *, of_weights: bool) -> tuple[str, str]:
+def _factor(scale: float, norm: float | None, *, of_weights: bool) -> Mended:
     """What makes the update of one sample a multiple of its gradient, and the options for that, the likelier first."""
-    likely = [("another loss, such as focal loss or one with class weights or label smoothing", LOSS_OTHER)]
+    likely: list[Mended] = [
+        ("another loss, such as focal loss or one with class weights or label smoothing", (LOSS_OTHER,))
+    ]
     if 0 < scale < 1:
-        likely.insert(0, ("clipping", only_clipped(norm)))
-    rate = ("a learning rate or a number of steps", "--learning-rate, --local-steps")
+        likely.insert(0, ("clipping", (only_clipped(norm),)))
+    rate = ("a learning rate or a number of steps", ("--learning-rate", "--local-steps"))
     likely.insert(0 if of_weights else len(likely), rate)
     causes, options = zip(*likely, strict=True)
     return (
         f"the update is {scale:.4g} times a gradient: {', '.join(causes[:-1])}, or {causes[-1]}",
-        f"{', '.join(options)}, or {DEFENSE_OTHER}",
+        (*itertools.chain(*options), DEFENSE_OTHER),
     )
 
 
@@ -130,20 +134,20 @@ def check_counts(head: Head, samples: int) -> Finding:
         return Finding(name, "passed", evidence + ".")
     if backwards < 0.15:
         evidence += f"; with its sign reversed they are {backwards:.2f} from whole numbers"
-        return Finding(name, "suspicious", evidence + ".", REVERSED, TURN)
+        return Finding(name, "suspicious", evidence + ".", REVERSED, (TURN,))
     smaller = {s: error(db * s) for s in (1 / samples, samples)}
     best = min(smaller, key=lambda s: smaller[s])
     if smaller[best] < 0.15:
         cause = "the loss is a sum over the batch" if best < 1 else "the update was divided by the batch size twice"
-        return Finding(name, "suspicious", f"{evidence}; scaled by {best:.3g} they would be.", cause, "--reduction")
+        return Finding(name, "suspicious", f"{evidence}; scaled by {best:.3g} they would be.", cause, ("--reduction",))
     cause = (
         f"momentum, a wrong learning rate, number of steps or batch size, other weights, another loss, {ADDED_UP}, or "
         "clipping"
     )
-    option = f"--learning-rate, --local-steps, --batch-size, --weights, {LOSS_OTHER}, or {only_clipped()}"
+    options = "--learning-rate", "--local-steps", "--batch-size", "--weights", LOSS_OTHER, only_clipped()
     if backwards < here:
         cause = f"a reversed sign, {cause}"
-    return Finding(name, "suspicious", evidence + ".", cause, option)
+    return Finding(name, "suspicious", evidence + ".", cause, options)
 
 
 def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
@@ -160,8 +164,9 @@ def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
         f"the loss is a sum over the batch, {ADDED_UP}, a wrong learning rate, number of steps or batch size, a "
         "reversed sign, momentum, or other weights"
     )
-    option = f"--reduction sum (of images), {LOSS_OTHER}, --learning-rate, --local-steps, --batch-size, --weights"
-    return Finding(COUNTS, "suspicious", evidence, cause, option)
+    rate = "--learning-rate", "--local-steps", "--batch-size", "--weights"
+    options = "--reduction sum (of images)", LOSS_OTHER, *rate
+    return Finding(COUNTS, "suspicious", evidence, cause, options)
 
 
 def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:

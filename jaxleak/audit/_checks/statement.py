@@ -64,7 +64,9 @@ def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Findi
     if norm <= most * (1 + _NORM):
         return Finding("norm of the clipped update", "passed", evidence)
     cause = f"the client clips at another norm than {clip:g}, does not clip, or adds more noise than is stated"
-    return Finding("norm of the clipped update", "failed", evidence, cause, "--clip, --noise-multiplier, --strength")
+    return Finding(
+        "norm of the clipped update", "failed", evidence, cause, ("--clip", "--noise-multiplier", "--strength")
+    )
 
 
 def _untouched(
@@ -88,7 +90,7 @@ def _untouched(
         return []
     evidence = f"{name} has {bare[name]} entries of {leaves[name].size} that are exactly zero."
     cause = "there is no noise on this array, or entries were left out after the noise was added"
-    return [Finding("noise on every entry", "failed", evidence, cause, "--defense none, or --defense other")]
+    return [Finding("noise on every entry", "failed", evidence, cause, ("--defense none", "--defense other"))]
 
 
 def _values(
@@ -101,7 +103,7 @@ def _values(
     if counts[name] <= 2**bits:
         return Finding("stated bits", "passed", evidence)
     cause = "the update was rounded to more bits than are stated, or on grids of its own for parts of a tensor"
-    return Finding("stated bits", "suspicious", evidence, cause, "--strength")
+    return Finding("stated bits", "suspicious", evidence, cause, ("--strength",))
 
 
 def _different(leaf: np.ndarray, error: float) -> int:
@@ -121,4 +123,4 @@ def _sent(leaves: dict[str, np.ndarray], share: float) -> Finding:
     if larger <= most:
         return Finding("stated share", "passed", evidence)
     cause = "more entries are sent than is stated, or some tensors whole"
-    return Finding("stated share", "suspicious", evidence, cause, "--strength")
+    return Finding("stated share", "suspicious", evidence, cause, ("--strength",))

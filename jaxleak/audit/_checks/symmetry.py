@@ -10,7 +10,7 @@ from jaxleak._base import BatchNormMode, PyTree, total_steps
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.contents import zero_layers
 from jaxleak.audit._checks.differences import minus, scaled
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding, Status
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding, Mended, Status
 from jaxleak.audit._checks.laws import (
     VANISHING_BELOW,
     Laws,
@@ -75,9 +75,9 @@ def check_symmetries(
     )
     if broken.worst <= 1:
         return [*found, Finding(SYMMETRIES, "passed", evidence + ".")]
-    cause, option = _cause(laws, variables, payload, batch_size, key, precision)
+    cause, options = _cause(laws, variables, payload, batch_size, key, precision)
     status: Status = "failed" if broken.worst > _FAILED_ABOVE else "suspicious"
-    return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, option)]
+    return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, options)]
 
 
 def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision = FULL) -> Finding:
@@ -100,10 +100,10 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision 
         if largest > max(_VANISHES_BELOW, precision.unit):
             if mixed := [other for other in nothing if 0 < shares[other] < VANISHING_BELOW]:
                 return Finding(
-                    name, "failed", f"{evidence}. {mixed[0]} has {shares[mixed[0]]:.1e}.", MIXED_MODES, _LAYERS
+                    name, "failed", f"{evidence}. {mixed[0]} has {shares[mixed[0]]:.1e}.", MIXED_MODES, (_LAYERS,)
                 )
             cause = "the client normalised by running statistics, or layers are exchanged"
-            return Finding(name, "failed", evidence + ".", cause, "--batch-norm eval")
+            return Finding(name, "failed", evidence + ".", cause, ("--batch-norm eval",))
         return Finding(name, "passed", evidence + ".")
     telling = [leaf for leaf in nothing if laws.sizes[leaf][0] > _VANISHES_BELOW]
     if share.batch_norm == "eval" and telling:
@@ -115,17 +115,17 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision 
         )
         evidence += f"{laws.sizes[leaf][0]:.1e} and more"
         if any(shares[other] > _VANISHES_BELOW for other in telling) and vanished:
-            return Finding(name, "failed", evidence + ".", MIXED_MODES, _LAYERS)
+            return Finding(name, "failed", evidence + ".", MIXED_MODES, (_LAYERS,))
         if vanished:
             cause = "the client normalised by batch statistics, in front of which this gradient is zero"
-            return Finding(name, "failed", evidence + ".", cause, "--batch-norm train")
+            return Finding(name, "failed", evidence + ".", cause, ("--batch-norm train",))
         return Finding(name, "passed", evidence + ".")
     return Finding(name, "not applicable", "No leaf's gradient vanishes in this mode alone.")
 
 
 def _cause(
     laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
-) -> tuple[str, str]:
+) -> Mended:
     """The first mistake whose correction mends all laws."""
     share = laws.share
     if (other := in_other_mode(share, variables)) is not None:
@@ -134,7 +134,7 @@ def _cause(
             return normalised_as(other)
     if layers := _not_trained(laws, variables, payload, batch_size, key, precision):
         cause = f"the client did not train the layers {', '.join(layers)}, in which the update is zero throughout"
-        return cause, f"--frozen {' '.join(layers)}"
+        return cause, (f"--frozen {' '.join(layers)}",)
     for leaf, layout, changed in other_layouts(variables["params"], payload):
         if against(laws, variables, changed).worst <= 1:
             return stored_as(leaf, layout)
@@ -145,7 +145,7 @@ def _cause(
     return (
         "weights of another round (saved after the step, for example) or of another model, a layout of several layers, "
         "noise or another defense",
-        "--weights",
+        ("--weights",),
     )
 
 
@@ -162,13 +162,13 @@ def _not_trained(
     return layers if against(there, trained, replaced(payload, dict.fromkeys(names))).worst <= 1 else []
 
 
-def _without_decay(share: ClientShare, decay: float, precision: Precision) -> str:
+def _without_decay(share: ClientShare, decay: float, precision: Precision) -> tuple[str, ...]:
     """How to take the decay off: the server knows the weights at which the client began."""
     if share.total_steps > 1:
-        return DEFENSE_OTHER
+        return (DEFENSE_OTHER,)
     if precision.of_weights:
-        return f"--update plus {decay / precision.scale:.6g} times the weights before the step, or {DEFENSE_OTHER}"
-    return f"--update minus {decay:.6g} times the weights (B times as much for a summed loss), or {DEFENSE_OTHER}"
+        return f"--update plus {decay / precision.scale:.6g} times the weights before the step", DEFENSE_OTHER
+    return f"--update minus {decay:.6g} times the weights (B times as much for a summed loss)", DEFENSE_OTHER
 
 
 def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | None:
@@ -193,14 +193,14 @@ def in_other_mode(share: ClientShare, variables: PyTree) -> ClientShare | None:
     return share.in_mode(other) if known and share.model.has_running_statistics else None
 
 
-def normalised_as(share: ClientShare) -> tuple[str, str]:
+def normalised_as(share: ClientShare) -> Mended:
     """Cause and option of an update that is the one of this client, which differs from the stated one in its mode."""
-    return f'the client normalised in mode "{share.batch_norm}"', f"--batch-norm {share.batch_norm}"
+    return f'the client normalised in mode "{share.batch_norm}"', (f"--batch-norm {share.batch_norm}",)
 
 
-def stored_as(leaf: str, layout: str) -> tuple[str, str]:
+def stored_as(leaf: str, layout: str) -> Mended:
     """Cause and option of an update that is right but for the order of one leaf, as `other_layouts` describes it."""
-    return f"the update's {leaf} is stored in another layout: {layout}", "--update"
+    return f"the update's {leaf} is stored in another layout: {layout}", ("--update",)
 
 
 def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:

@@ -136,8 +136,8 @@ def update(
         moved = [] if is_defended(known) else check_frozen(sent, whole, order)
     except ValueError as error:
         cause = "the update is of another model, or lacks a layer"
-        option = "--model, --update, and --frozen for layers that the client does not train"
-        return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, option)], model, threat)
+        options = "--model", "--update", "--frozen for layers that the client does not train"
+        return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, options)], model, threat)
     if moved:
         return inconsistent(moved, model, threat)
     parts = parts_of_a_sum(known)
@@ -185,11 +185,11 @@ def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precisio
     if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
         evidence = "The weights after training are those before it in every entry."
         cause = "one file was given for both, or nothing was trained"
-        return Finding("zeros", "failed", evidence, cause, "--weights, --update")
+        return Finding("zeros", "failed", evidence, cause, ("--weights", "--update"))
     if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
-        return Finding("precision", "failed", evidence, cause, "--kind difference, or --defense other")
+        return Finding("precision", "failed", evidence, cause, ("--kind difference", "--defense other"))
     return None
 
 

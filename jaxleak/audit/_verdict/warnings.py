@@ -61,16 +61,16 @@ def unexplained(
         if not refuted.explains_lower_layers:
             evidence += f", and {refuted.below_head:.0%} of the layers below the head."
             cause = _LOWER_LAYERS
-            option = f"--weights, {DEFENSE_OTHER}, or --truth of a known batch"
+            options: tuple[str, ...] = ("--weights", DEFENSE_OTHER, "--truth of a known batch")
         elif refuted.allowed is not None:
             evidence += f". Where no other loss explains more of it, a certificate takes at most {refuted.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
-            option = f"--learning-rate, --momentum, --local-steps, {LOSS_OTHER}, or --minutes"
+            options = ("--learning-rate", "--momentum", "--local-steps", LOSS_OTHER, "--minutes")
         else:
             evidence += f" by the stated loss, and {refuted.fitted_remainder:.1%} by a loss that is fitted to it."
             cause = f"{_ANOTHER}, or labels that the search took wrong"
-            option = f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --truth of a known batch"
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
+            options = (LOSS_OTHER, DEFENSE_OTHER, "--truth of a known batch")
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
@@ -79,12 +79,12 @@ def unexplained(
                 f"update; below {MATCHED_BELOW} it would explain the update."
             )
         cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
-        option = f"--truth of a known batch, --mean, --std, --minutes, {LOSS_OTHER}, or {DEFENSE_OTHER}"
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, option)]
+        options = ("--truth of a known batch", "--mean", "--std", "--minutes", LOSS_OTHER, DEFENSE_OTHER)
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
         evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
-        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", "--weights")]
+        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", ("--weights",))]
     return []
 
 
@@ -114,9 +114,9 @@ def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Findin
     )
     if any(finding.name == RANK and finding.status == "passed" for finding in findings):
         cause = "images of the client that are alike, or one that the search found twice in the place of another"
-        return [Finding("different images", "suspicious", evidence, cause, "--minutes")]
+        return [Finding("different images", "suspicious", evidence, cause, ("--minutes",))]
     cause = "the batch holds fewer samples than is stated, whose gradient copies explain as well, or equal samples"
-    return [Finding("different images", "suspicious", evidence, cause, f"--batch-size {len(best.x) - copies}")]
+    return [Finding("different images", "suspicious", evidence, cause, (f"--batch-size {len(best.x) - copies}",))]
 
 
 def out_of_range(best: Answer | None) -> list[Finding]:
@@ -131,12 +131,12 @@ def out_of_range(best: Answer | None) -> list[Finding]:
             "where their values may be outside of [0, 1]."
         )
         cause = "images that were made brighter or normalised before the network, or another loss or scale"
-        return [Finding("input range", "suspicious", evidence, cause, f"--mean, --std, or {LOSS_OTHER}")]
+        return [Finding("input range", "suspicious", evidence, cause, ("--mean and --std", LOSS_OTHER))]
     if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
         return []
     evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
     cause = "the images were normalised, or scaled to 0 to 255, before the network"
-    return [Finding("input range", "suspicious", evidence, cause, "--mean, --std")]
+    return [Finding("input range", "suspicious", evidence, cause, ("--mean and --std",))]
 
 
 def less_noise(answers: Sequence[Answer]) -> list[Finding]:
@@ -153,7 +153,7 @@ def less_noise(answers: Sequence[Answer]) -> list[Finding]:
         f"leave {near.noise:.0%} of it at the client's own images."
     )
     cause = "less noise than is stated, or none"
-    return [Finding(NOISE, "suspicious", evidence, cause, "--strength, --noise-multiplier, or --defense")]
+    return [Finding(NOISE, "suspicious", evidence, cause, ("--strength", "--noise-multiplier", "--defense"))]
 
 
 def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
@@ -173,7 +173,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
         f"{listed(labels.proven)}."
     )
     cause = "a loss that is no plain cross-entropy, such as one with label smoothing or class weights"
-    return [Finding("labels of the answer", "suspicious", evidence, cause, f"{LOSS_OTHER}, or {DEFENSE_OTHER}")]
+    return [Finding("labels of the answer", "suspicious", evidence, cause, (LOSS_OTHER, DEFENSE_OTHER))]
 
 
 def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defended: bool = False) -> list[Finding]:
@@ -190,7 +190,7 @@ def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defe
     if best is not None and best.fitted and best.matched and refuted:
         evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."
         cause = f"{_ANOTHER}, or labels that the searches took wrong"
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, --mean, or --std")]
+        return [Finding(EXPLAINED, "suspicious", evidence, cause, (LOSS_OTHER, "--mean", "--std"))]
     if defended or best is None or best.kind not in (ALONE, SPEAR_ALONE):
         return []
     # Where no label can be read, the update as a whole was not compared.
@@ -201,4 +201,4 @@ def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defe
         "another loss, dropout (of pixels as well, which the answer then lacks), or layers above that one with other "
         "weights or in another mode"
     )
-    return [Finding(EXPLAINED, "suspicious", evidence, cause, f"{LOSS_OTHER}, {DEFENSE_OTHER}, or --weights")]
+    return [Finding(EXPLAINED, "suspicious", evidence, cause, (LOSS_OTHER, DEFENSE_OTHER, "--weights"))]

@@ -68,7 +68,7 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     image, and what was left out of earlier rounds may have been added.
     """
     remainder = answer.remainder
-    if remainder is None or case.received.undone is not None:  # of a gradient between bounds, no noise is known
+    if remainder is None or case.received.undone is not None:  # no noise is known of a gradient between bounds
         return answer
     unknowable = rounding_of(case) + (0.0 if answer.lacks_noise else answer.noise)
     allowed = _EXPLAINED_BELOW + unknowable

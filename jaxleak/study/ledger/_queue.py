@@ -266,7 +266,7 @@ def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
 
 
 def _status_of(reason: str) -> Status:
-    """Of what cannot run here: another machine may have what is lacking."""
+    """The status of what cannot run here: another machine may have what is lacking."""
     return "not run" if reason.startswith(LACKING) else "impossible"
 
 
