@@ -5,8 +5,9 @@
 For every data set: the mean PSNR over its images of an all-black image, of a grey one (0.5), of the one constant that
 scores best, of the mean colour of the data set, and of its mean image, in dB. Two more answers know the label alone:
 the mean of the other images of the class, and another image of the class. Of these, and of the mean image, stands how
-many images they would "recognise", by the SSIM above 0.8 that stands for recognition elsewhere. Data sets that are
-files are read as docs/data.md says.
+many images they would "recognise", by the SSIM above 0.8 that stands for recognition elsewhere. Of the data on which
+the ledger has LPIPS, the LPIPS of the mean colour and of another image of the class stand beside them, which takes
+`metrics.lpips` with its package and weights. Data sets that are files are read as docs/data.md says.
 """
 
 import json
@@ -23,6 +24,8 @@ DATA = (
     "digits", "mnist", "natural_patches", "photographs", "cifar10", "cifar100", "lc25000_lung32", "lc25000_lung",
     "ham10000",
 )  # fmt: skip
+#: Data of the ledger's cells of LPIPS.
+OF_LPIPS = ("lc25000_lung32",)
 
 
 def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -59,6 +62,16 @@ def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     }
 
 
+def null_lpips(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Mean LPIPS of two such answers, over (N, H, W, C) images in [0, 1] of at least 32 pixels with labels (N,)."""
+    places, _, others = _by_label(images, labels)
+    colour = np.broadcast_to(images.mean(axis=(0, 1, 2)), images.shape)
+    return {
+        "mean_colour_lpips": float(metrics.lpips(images, colour).mean()),
+        "same_class_lpips": float(metrics.lpips(images[places], others).mean()),
+    }
+
+
 def _by_label(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places of images that are not alone in their class, the mean of its other images, and the one that follows."""
     places, means, others = [], [], []
@@ -75,6 +88,8 @@ def main() -> None:
     """Score all data sets."""
     loaded = {name: data.load(name) for name in DATA}
     metrics_of = {name: null_scores(found.x, found.y) for name, found in loaded.items()}
+    for name in OF_LPIPS:
+        metrics_of[name] |= null_lpips(loaded[name].x, loaded[name].y)
     content = {"experiment": "null scores", "provenance": provenance(), "metrics": metrics_of}
     write_text(RESULTS / "null_scores.json", json.dumps(content, indent=2) + "\n")
     print(f"wrote {RESULTS / 'null_scores.json'}")
