@@ -11,7 +11,8 @@ import reference
 from jaxleak import audit, models
 from jaxleak._steps import weight_of_steps
 from jaxleak.audit._checks import failed
-from jaxleak.audit._checks.equations import check_head
+from jaxleak.audit._checks.equations import _LABELS, check_head
+from jaxleak.audit._checks.finding import DEFENSE_OTHER
 from jaxleak.audit._checks.head import Head, columns_of, head_of
 from jaxleak.audit._checks.labels import findings_of, labels_of
 from jaxleak.audit._checks.precision import Precision, precision_of
@@ -115,6 +116,21 @@ def test_the_equations_of_one_sample_show_the_sign_where_they_fail_for_the_rever
     assert bool(failed(check_head(turned, 1))) == shown
     assert not labels_of(turned, 1).signed
     assert not labels_of(right, 1, local_steps=2).signed
+
+
+def test_more_classes_than_samples_are_not_those_of_a_momentum_that_began_at_zero():
+    """An earlier round's samples are in a buffer that was kept."""
+    rng = np.random.default_rng(0)
+    slope = 0.7 * np.array([0.1, -0.9, 0.2, -0.4, 1.0])
+    features = rng.random(8)
+    head = Head(np.outer(features, slope), slope, np.zeros((8, 5)), np.zeros(5))
+    for samples, status in ((1, "failed"), (2, "passed")):
+        (found,) = (f for f in check_head(head, samples, steps=3, epochs=3, uneven=True) if f.name == _LABELS)
+        assert (found.status, found.options) == (status, ("--batch-size", DEFENSE_OTHER) * (status == "failed"))
+        assert ("gradients of an earlier round" in found.cause) == (status == "failed")
+    turned = head._replace(kernel_gradient=-head.kernel_gradient, bias_gradient=-slope)
+    (found,) = (f for f in check_head(turned, 2, steps=3, epochs=3, uneven=True) if f.name == _LABELS)
+    assert (found.status, found.cause) == ("failed", "the sign of the update is reversed")
 
 
 def test_a_reversed_sign_is_named_where_it_explains_the_factor_of_one_sample():

@@ -69,7 +69,8 @@ def test_momentum_and_epochs_explain_an_update_where_they_are_stated(client):
         verdict = audit.update(model, variables, sent, truth=truth, minutes=1e-4, **facts)
         assert [f.status for f in verdict.findings if f.name == "known images"] == [status]
         assert "How many of each is not claimed" in verdict.reasons[0]
-        granted = "weights, and the momentum is as stated, the" if "momentum" in facts else "weights and momentum, the"
+        begins = "weights, and the momentum is as stated and begins at zero, the"
+        granted = begins if "momentum" in facts else "weights and momentum, the"
         assert f"without class {granted} head's gradient proves" in verdict.reasons[0]
 
 

@@ -75,10 +75,7 @@ def check_head(
     found = [sums, size, rank, *sign]
     if head.bias_gradient is None:
         return found
-    if uneven:
-        found.append(Finding(_LABELS, "not applicable", "Momentum weighs the steps, and with them labels, unevenly."))
-    else:
-        found.append(_unless_refuted(_labels_fit(head, samples), sums, size, rank, *sign))
+    found.append(_unless_refuted(_labels_fit(head, samples, uneven=uneven), sums, size, rank, *sign))
     if steps > 1:
         why = "The client took several steps, and only the weights of the first one are known."
         return [*found, Finding(COUNTS if samples > 1 else ONE_SAMPLE, "not applicable", why)]
@@ -100,10 +97,10 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
     if head is None or defense is None:
         return []
     sums = _sums_behind_noise(head, samples, defense)
-    left = None if head.bias_gradient is None or uneven else certain(head, defense)
+    left = None if head.bias_gradient is None else certain(head, defense)
     if left is None:
         return sums
-    found = _unless_refuted(_labels_fit(left, samples), *sums)
+    found = _unless_refuted(_labels_fit(left, samples, uneven=uneven), *sums)
     if found.status == "failed":
         found = found._replace(cause=f"{found.cause}; or {_WEAKER}", options=(*found.options, "--strength"))
     return [*sums, found]
@@ -273,14 +270,20 @@ def _of_samples(count: int) -> str:
     return "1 sample is" if count == 1 else f"{count} samples are"
 
 
-def _labels_fit(head: Head, samples: int) -> Finding:
+def _labels_fit(head: Head, samples: int, *, uneven: bool = False) -> Finding:
+    """Momentum weighs the steps, and with them labels, unevenly; each class that is there then counts once."""
     name = _LABELS
-    least = int(counted(head, samples).sum())
-    evidence = f"The head's bias gradient proves at least {least} labels for a batch of {samples}."
-    if least <= samples:
+    least, turned = (counted(head, samples, sign=sign) for sign in (1, -1))
+    if uneven:
+        least, turned = least > 0, turned > 0
+    evidence = f"The head's bias gradient proves at least {least.sum()} labels for a batch of {samples}."
+    if least.sum() <= samples:
         return Finding(name, "passed", evidence)
-    if int(counted(head, samples, sign=-1).sum()) <= samples:
+    if turned.sum() <= samples:
         return Finding(name, "failed", evidence, REVERSED, (TURN,))
+    if uneven:
+        cause = "the batch is larger, or the momentum began with gradients of an earlier round, and not at zero"
+        return Finding(name, "failed", evidence, cause, ("--batch-size", DEFENSE_OTHER))
     cause = (
         f"the batch is larger, the loss is a sum, {ADDED_UP}, or the update was not divided by the learning rate and "
         "the steps"

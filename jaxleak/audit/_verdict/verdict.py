@@ -359,6 +359,8 @@ def _granted(stated: tuple[str, ...]) -> str:
     as_stated = (
         f", and the {' and the '.join(stated)} {'is' if len(stated) == 1 else 'are'} as stated" if stated else ""
     )
+    if "momentum" in stated:
+        as_stated += " and begins at zero" if len(stated) == 1 else ", with a momentum that begins at zero"
     return f"If the loss is the plain cross-entropy of this batch alone, without {without}{as_stated},"
 
 
