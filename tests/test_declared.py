@@ -83,7 +83,7 @@ def test_right_declarations_pass(defense):
         (declaring(gaussian(0.1), noise=LaplaceNoise(0.1)), "deviation of 0.141, and the defense adds noise of 0.09"),
         (
             declaring(lambda key, leaf: leaf, noise=GaussianNoise(0.1)),
-            "deviation of 0.1, and the defense adds noise of 0$",
+            "deviation of 0.1, and the defense adds noise of 0 to the leaf \\['a'\\]$",
         ),
         (declaring(gaussian(0.1), noise=ProportionalNoise(0.1)), "deviation of 0.1, and the defense adds"),
         (
@@ -110,7 +110,7 @@ def test_right_declarations_pass(defense):
         ),
         (
             declaring(lambda key, leaf: gaussian(0.1)(key, leaf) if leaf.ndim > 1 else leaf, noise=GaussianNoise(0.1)),
-            "deviation of 0.1, and the defense adds noise of 0$",
+            "deviation of 0.1, and the defense adds noise of 0 to the leaf \\['b'\\]$",
         ),
         (
             declaring(gaussian(0.1)),

@@ -85,13 +85,14 @@ def _compare(defense: Defense, mechanism: Mechanism, payload: PyTree, scale: flo
         norm = math.sqrt(sum(float((leaf**2).sum()) for leaf in sent))
         sent = [leaf * min(1.0, mechanism.simulation.norm / max(norm, 1e-30)) for leaf in sent]
     largest = max(float(np.abs(leaf).max(initial=0)) for leaf in sent)
-    for leaf, one, other in zip(sent, first, second, strict=True):
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(own)]
+    for name, leaf, one, other in zip(names, sent, first, second, strict=True):
         both = (one != 0) & (other != 0) if mechanism.zeroes else np.ones(leaf.shape, bool)
         if (deviation := _deviation(mechanism)) is not None:
             unit = np.abs(leaf) if isinstance(mechanism.noise, ProportionalNoise) else np.ones(leaf.shape)
             # Noise near the last digits of the numbers is changed by their rounding.
             if deviation > 10 * _ROUNDING * largest:
-                _check_noise(deviation, unit, one - other, both & (unit > 0))
+                _check_noise(name, deviation, unit, one - other, both & (unit > 0))
         elif not _replays_noise(mechanism) and (np.abs(one - other)[both] > _ROUNDING * largest).any():
             raise ValueError(
                 "mechanism declares nothing random, and what arrives differs from key to key; declare the noise"
@@ -110,14 +111,14 @@ def _chance(count: int) -> float:
     return max(_TOLERANCE, _ERRORS / math.sqrt(count))
 
 
-def _check_noise(declared: float, unit: np.ndarray, difference: np.ndarray, arrived: np.ndarray) -> None:
+def _check_noise(name: str, declared: float, unit: np.ndarray, difference: np.ndarray, arrived: np.ndarray) -> None:
     if not arrived.any():
         return
     found = math.sqrt(np.mean((difference[arrived] / unit[arrived]) ** 2) / 2)
     if abs(found / declared - 1) > _chance(int(arrived.sum())):
         raise ValueError(
             f"mechanism declares noise with a standard deviation of {declared:.3g}, and the defense adds noise of "
-            f"{found:.3g}"
+            f"{found:.3g} to the leaf {name}"
         )
 
 
