@@ -44,8 +44,7 @@ def holes(key, leaf):
 
 #: Built-in defenses that act on the upload and whose mechanism can be compared in full.
 COMPARED = {
-    *("quantization", "stochastic_quantization", "dp_update", "gaussian", "laplace", "magnitude_noise"),
-    *("sparsification", "withhold_top"),
+    *("quantization", "dp_update", "gaussian", "laplace", "magnitude_noise", "sparsification", "withhold_top"),
 }
 
 
@@ -66,7 +65,6 @@ def test_built_in_defenses_do_what_they_declare(name):
         declaring(holes, zeroes=True),
         declaring(lambda key, leaf: holes(key, gaussian(0.1)(key, leaf)), noise=GaussianNoise(0.1), zeroes=True),
         declaring(lambda key, leaf: jnp.sign(leaf), simulation=Replayed()),
-        declaring(gaussian(0.1), simulation=Replayed(random=True)),
         declaring(lambda key, leaf: leaf * jax.random.bernoulli(key, 0.3, leaf.shape), zeroes=True),
         defenses.clipped_gaussian(1.0, 0.1),
     ],
@@ -139,6 +137,7 @@ def test_wrong_declarations_are_refused(defense, message):
         declaring(gaussian(0.1), simulation=Recomputed()),
         declaring(gaussian(0.1), noise=GaussianNoise(9.0, of_sum=True)),
         declaring(gaussian(0.1), noise=GaussianNoise(0.1, decay=0.5)),
+        declaring(gaussian(0.1), simulation=Replayed(random=True)),
         declaring(gaussian(0.1), simulation=Replayed(random=True), noise=GaussianNoise(0.1)),
         declaring(lambda key, leaf: 0.5 * leaf, carries=True),
         declaring(lambda key, leaf: 0 * leaf, zeroes=True),
@@ -146,6 +145,11 @@ def test_wrong_declarations_are_refused(defense, message):
 )
 def test_what_cannot_be_compared_is_not(defense):
     assert not check_mechanism(defense, UPLOAD, key=KEY)
+
+
+def test_what_is_no_defense_is_refused():
+    with pytest.raises(ValueError, match=r"defense must be a Defense, as defenses\.per_leaf makes"):
+        check_mechanism(gaussian(0.1), UPLOAD, key=KEY)
 
 
 def test_few_numbers_tell_little():

@@ -16,6 +16,7 @@ from experiments import defenses
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
+from experiments._defenses.report import order
 from experiments._defenses.studies import points_of
 from jaxleak import data, models
 from jaxleak import defenses as family
@@ -233,7 +234,7 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "demo-steps1.png").exists()
     for part in (
         "python -m experiments.defenses --strengths quantization=1 cancelling_noise=1 --model mlp",
-        "## demo\n\n* Data digits, model mlp, batch 2, 2 iterations of the attack.\n",
+        "## demo\n\n* Data digits, model mlp, batch 2, 2 iterations of the attack fedleak.\n",
         "| quantization | 1 | 1 | ",
         "2 clients with 8 samples each, all in each of 2 rounds, SGD at 0.5, tested on 8 other samples.",
         "* Of 1 local step: ",
@@ -248,6 +249,24 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxleak.study.updates.Inversions.run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
+
+
+def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_reads_nothing():
+    def row(defense, leak, **known):
+        scores = {"psnr": leak, "leak": leak, "psnr_grey": 8.0, "recognised": 0.0}
+        return {"defense": defense, "strength": 1.0, "clients": 1} | scores | known
+
+    defended = [row("gaussian", 12.0, psnr_adaptive=12.0), row("soteria", 9.0, psnr_adaptive=9.0), row("mine", 7.0)]
+    assert order([row(None, 20.0), *defended], "1 local step") == [
+        "Of 1 local step: soteria 1 (9.0 dB), gaussian 1 (12.0 dB).",
+        "Of 1 local step, not ranked, since no attacker knew them: mine 1 (7.0 dB).",
+    ]
+    assert len(order(defended, "1 local step")) == 2
+    assert len(order([row(None, 8.9, recognised=0.1), *defended], "1 local step")) == 2
+    (nothing,) = order([row(None, 8.9), *defended], "2 local steps")
+    assert nothing.startswith(
+        "Of 2 local steps: no order. Without a defense the attack has 8.9 dB and a grey image 8.0 dB"
+    )
 
 
 @pytest.mark.slow

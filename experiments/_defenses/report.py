@@ -23,6 +23,8 @@ _WIDTH = 220
 _PARTS = ((3, 4), (5, 6, 7), (8, 14), (9, 10, 11), (12, 13), (15, 16, 17), (18, 19))
 #: Largest number of reconstructions on a contact sheet.
 _SHEET_ROWS = 12
+#: By how many dB an attack must pass a grey image, without a defense, to say something of defenses.
+_READS_NOTHING = 1.0
 #: Text of the report on how the numbers were made.
 METHOD = (
     "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
@@ -168,15 +170,37 @@ def sections(
         said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         found.append(reports.Section(f"{study}: what the paper says besides", [reports.bullets(said)]))
     found += readings(study, {name: kind_of_defense(name).interpretation for row in ran if (name := row["defense"])})
-    orders = []
-    for steps, those in _by_local_steps([row for row in ran if row["defense"]]).items():
-        best = sorted(those, key=lambda row: row["leak"])
-        order = ", ".join(f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)" for row in best)
-        orders.append(f"Of {_of_steps(steps)}: {order}.")
+    orders = [line for steps, those in _by_local_steps(ran).items() for line in order(those, _of_steps(steps))]
     if orders:
         text = "From least leak to most (mean over seeds of the best attacker, among those who have a number above):"
         found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
     return found
+
+
+def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
+    """Sentences on which defenses leak least; one that no attacker knew has no place among those that one knew.
+
+    Args:
+        rows: rows that ran, of points of equally many local steps.
+        of_steps: how many these are, in words.
+    """
+    plain = next((row for row in rows if row["defense"] is None and row["clients"] == 1), None)
+    if plain is not None and not plain["recognised"] and plain["psnr"] < plain["psnr_grey"] + _READS_NOTHING:
+        return [
+            f"Of {of_steps}: no order. Without a defense the attack has {plain['psnr']:.1f} dB and a grey image "
+            f"{plain['psnr_grey']:.1f} dB: it reads nothing, so that no row says anything of a defense."
+        ]
+    best = sorted((row for row in rows if row["defense"]), key=lambda row: row["leak"])
+    known = [math.isfinite(row.get("psnr_adaptive", math.nan)) for row in best]
+    said = []
+    for of_known, text in ((True, ": {}"), (False, ", not ranked, since no attacker knew them: {}")):
+        named = [
+            f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)"
+            for row, by_one in zip(best, known, strict=True)
+            if by_one == of_known
+        ]
+        said += [f"Of {of_steps}{text.format(', '.join(named))}."] if named else []
+    return said
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:

@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 
+from jaxleak import _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses._base import Defense
 from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise, Replayed
@@ -37,12 +38,13 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> boo
 
     Returns:
         Whether all that the mechanism declares was compared. It is not where the defense acts elsewhere than on the
-        upload ("payload"), declares no mechanism, noise that decays, noise of the sum over the batch or noise that is
-        also replayed, or anything of another kind; nor where nothing arrives.
+        upload ("payload"), declares no mechanism, noise that decays, noise of the sum over the batch, noise that is
+        replayed, or anything of another kind; nor where nothing arrives.
 
     Raises:
         ValueError: naming what the mechanism declares and what the defense does.
     """
+    _validate.made(Defense, "defenses.per_leaf", defense=defense)
     mechanism = defense.mechanism
     if mechanism is None or defense.place != "payload" or not _is_known(mechanism):
         return False
@@ -51,7 +53,8 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> boo
         raise ValueError(f"mechanism must declare noise with a finite standard deviation > 0, got {deviation:g}")
     arrived = [_compare(defense, mechanism, payload, scale, key) for scale in _SCALES]
     gaussian = mechanism.noise if isinstance(mechanism.noise, GaussianNoise) else GaussianNoise(1.0)
-    return any(arrived) and gaussian.decay == 1 and not mechanism.carries
+    told = gaussian.decay == 1 and not mechanism.carries and not _replays_noise(mechanism)
+    return any(arrived) and told
 
 
 def _is_known(mechanism: Mechanism) -> bool:
