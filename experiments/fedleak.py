@@ -208,7 +208,7 @@ def sizes_of(args: Args, attack_round: int = 0) -> Sizes:
     known = [spec for spec in (*specs.values(), substitute) if spec and not unavailable(spec)]
     return Sizes(
         **vars(args.sizes),
-        lacking=lacking(),
+        lacking=lacking() if not args.table or "table10" in args.table else {},
         fedleak=args.fedleak or ("fedleak_paper" if printed_preset else "fedleak"),
         labels=args.labels or ("fedleak" if printed_preset else "calibrated"),
         pools={spec: min(args.pool, samples_in(spec) // (2 if needs_rest else 1)) for spec in known},

@@ -191,16 +191,14 @@ def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
             f"{plain['psnr_grey']:.1f} dB: it reads nothing, so that no row says anything of a defense."
         ]
     best = sorted((row for row in rows if row["defense"]), key=lambda row: row["leak"])
-    known = [math.isfinite(row.get("psnr_adaptive", math.nan)) for row in best]
-    said = []
-    for of_known, text in ((True, ": {}"), (False, ", not ranked, since no attacker knew them: {}")):
-        named = [
-            f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)"
-            for row, by_one in zip(best, known, strict=True)
-            if by_one == of_known
-        ]
-        said += [f"Of {of_steps}{text.format(', '.join(named))}."] if named else []
-    return said
+    known = [row for row in best if math.isfinite(row.get("psnr_adaptive", math.nan))]
+    others = [row for row in best if row not in known]
+    parts = ((known, ""), (others, ", not ranked, since no attacker knew them"))
+    return [f"Of {of_steps}{said}: {', '.join(map(_leak, those))}." for those, said in parts if those]
+
+
+def _leak(row: dict[str, Any]) -> str:
+    return f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)"
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
