@@ -146,8 +146,8 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--defense",
         metavar="KIND",
-        help="defense that the client applied, which the attacker then knows; a wrong name prints all that are known, "
-        "and other stands for the rest",
+        help="defense that the client applied, which the attacker then knows: FILE.py:NAME of your own, or a name (a "
+        "wrong one prints all); other stands for the rest",
     )
     facts.add_argument(
         "--strength",

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxleak import capture
+from jaxleak import capture, models
+from jaxleak._tree import named_leaves
 from jaxleak.capture import _arrays
 from jaxleak.capture._names import matching
 from jaxleak.defenses import CLIENT_DEFENSES
+from jaxleak.study import read_weights
 
 ARRAYS = {"conv": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}, "head": {"bias": np.ones(3, np.float32)}}
 
@@ -337,6 +339,17 @@ def test_arrays_of_an_npz_file_are_those_that_numpy_reads(tmp_path, version, dty
 def test_an_npz_header_is_not_believed(tmp_path, content, header, message):
     with pytest.raises(ValueError, match=message):
         capture.load(_npz_of(tmp_path / "u.npz", content, **header))
+
+
+def test_counters_of_batches_are_left_out_and_missing_statistics_are_named(tmp_path):
+    model = models.resnet((8, 8, 1), 3, blocks=(1,), width=2)
+    variables = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    state = named_leaves(variables["params"]) | named_leaves(variables["batch_stats"])
+    np.savez(tmp_path / "w.npz", **state, **{"norm.num_batches_tracked": np.int64(3)})
+    jax.tree.map(np.testing.assert_array_equal, read_weights(tmp_path / "w.npz", model), variables)
+    np.savez(tmp_path / "w.npz", **named_leaves(variables["params"]))
+    with pytest.raises(ValueError, match=r"w.npz holds the parameters, but not all running statistics \("):
+        read_weights(tmp_path / "w.npz", model)
 
 
 def test_an_npz_file_may_be_as_large_as_is_allowed_and_no_larger(tmp_path, monkeypatch):

@@ -99,9 +99,11 @@ def test_a_report_shows_rows_of_tables_as_numbers_and_pictures_with_their_transp
 
 def test_inconsistent_inputs_end_with_their_own_status(files, tmp_path):
     _, command = files
+    (tmp_path / "reconstruction.npz").write_bytes(b"of another audit")
     assert main([*command, str(tmp_path), "--kind", "difference", "--learning-rate", "0.1", "--fail-on-leak"]) == 3
     assert json.loads((tmp_path / "results.json").read_text())["metrics"]["verdict"] == "inputs inconsistent"
     assert "Likeliest cause" in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "reconstruction.npz").exists()
 
 
 @pytest.mark.parametrize(

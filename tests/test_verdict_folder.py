@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_updates import pictures, sent_by
+from small_updates import answer_of, pictures, sent_by
 
 from jaxleak import audit, capture, models, protocols
 from jaxleak._lock import FolderInUseError
@@ -62,6 +62,7 @@ def test_damaged_files_of_an_audit_are_named_and_can_be_started_afresh(tmp_path)
         json.dumps(good | {"seconds": -1}),
         json.dumps(good | {"seconds": "long"}),
         json.dumps(good | {"answers": {"peeling": 3}}),
+        json.dumps(good | {"answers": {"peeling": fields | {"misfit": "nan"}}}),
         json.dumps({"seconds": 1, "answers": {}}),
     ):
         notes.write_text(damage)
@@ -86,6 +87,32 @@ def test_damaged_files_of_an_audit_are_named_and_can_be_started_afresh(tmp_path)
             Store(tmp_path, {"seed": 0}, 1.0).answer("peeling")
     (tmp_path / "peeling.npz").write_bytes(whole)
     assert Store(tmp_path, {"seed": 0}, 1.0).answer("peeling").misfit == 0.5
+
+
+def test_images_of_another_audit_are_no_answer_of_this_one(tmp_path):
+    answer = answer_of("peeling")
+    for folder in ("a", "b"):
+        Store(tmp_path / folder, {"seed": 0}, 1.0).keep("peeling", answer)
+    (tmp_path / "b" / "peeling.npz").write_bytes((tmp_path / "a" / "peeling.npz").read_bytes())
+    np.testing.assert_array_equal(Store(tmp_path / "b", {"seed": 0}, 1.0).answer("peeling").x, answer.x)
+    Store(tmp_path / "a", {"seed": 0}, 1.0).keep("peeling", answer._replace(x=1 - answer.x))
+    (tmp_path / "b" / "peeling.npz").write_bytes((tmp_path / "a" / "peeling.npz").read_bytes())
+    with pytest.raises(ValueError, match=r"peeling.npz is damaged \(it is not the file .*--fresh"):
+        Store(tmp_path / "b", {"seed": 0}, 1.0).answer("peeling")
+
+
+def test_inconsistent_inputs_do_not_take_the_place_of_an_audit(perceptron, tmp_path):
+    model, variables, _, gradient = perceptron
+    audit.update(model, variables, gradient, batch_size=1, minutes=1e-4, out=tmp_path)
+    lacking = {name: leaf for name, leaf in gradient.items() if name != "dense_0"}
+    for sent, why in ((lacking, "names and shapes"), (jax.tree.map(jnp.negative, gradient), "sign of absent classes")):
+        options = {"batch_size": 1, "minutes": 1e-4}
+        assert audit.update(model, variables, sent, **options).verdict == "inputs inconsistent"
+        with pytest.raises(ValueError, match=rf"holds an audit of other inputs, and these are .*{why}.*--fresh"):
+            audit.update(model, variables, sent, **options, out=tmp_path)
+        assert (
+            audit.update(model, variables, sent, **options, out=tmp_path, fresh=True).verdict == "inputs inconsistent"
+        )
 
 
 def test_an_audit_locks_its_folder(perceptron, tmp_path):

@@ -17,9 +17,12 @@ import numpy as np
 from jaxleak import _validate, capture
 from jaxleak._command.models import model_of
 from jaxleak._lock import lock_folder
+from jaxleak._own_files import file_of, is_own
 from jaxleak.audit import EXIT_STATUS, update, write_report
+from jaxleak.defenses import Defense
 from jaxleak.study import Progress, read_weights, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
+from jaxleak.study.updates import kind_of_defense
 
 #: Exit status of an update that leaks where a script asked for one of its own.
 LEAK_STATUS = 5
@@ -51,12 +54,13 @@ def audit(options: argparse.Namespace) -> int:
             for field in dataclasses.fields(capture.Facts)
             if getattr(options, field.name, None) is not None
         }
+        own = own_defense_of(options)
         with naming(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(options.out)  # held until the report is written
         verdict = update(
             model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
-            fresh=options.fresh, show=progress.update, since=begin, **facts,
+            fresh=options.fresh, show=progress.update, since=begin, own_defense=own, **facts,
         )  # fmt: skip
     print(f"\n{verdict.headline.upper()}")
     for reason in verdict.reasons:
@@ -65,12 +69,16 @@ def audit(options: argparse.Namespace) -> int:
         print(f"  Scored against --truth, which no attack saw: {_scored(verdict.metrics)}.")
     for note in verdict.notes:
         print(f"  Note on the network: {note}.")
+    found = options.out / "reconstruction.npz"
     if verdict.best is not None:
-        write_npz(options.out / "reconstruction.npz", {"x": verdict.best.x, "y": verdict.best.y})
+        write_npz(found, {"x": verdict.best.x, "y": verdict.best.y})
+    else:
+        found.unlink(missing_ok=True)  # an audit before this one may have left it
     provenance = {
-        "weights": f"{options.weights} (SHA-256 {_sha256(options.weights)})",
+        "weights": _named_file(options.weights),
         "update": f"{options.update} (SHA-256 {sent.sha256})",
         "model": options.model,
+        **({} if own is None else {"defense": _named_file(file_of(options.defense))}),
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
@@ -96,6 +104,25 @@ def audit(options: argparse.Namespace) -> int:
     return LEAK_STATUS if options.fail_on_leak and verdict.verdict == "leaks" else EXIT_STATUS[verdict.verdict]
 
 
+def own_defense_of(options: argparse.Namespace) -> Defense | None:
+    """The defense that FILE.py:NAME in `--defense` makes of `--strength`; None where the option names no file.
+
+    Code is only run where the command itself names it, never where an update's file does.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if there is no strength, or the file makes no defense of it.
+    """
+    if options.defense is None or not is_own(options.defense):
+        return None
+    if options.strength is None:
+        raise ValueError(f"--strength must be given: {options.defense} makes a defense from it")
+    try:
+        return kind_of_defense(options.defense).build(options.strength)
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"--defense: {error}") from error
+
+
 def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Images and, where the file has them, labels; `ValueError` if it is no npz file, or has no array x."""
     try:
@@ -119,5 +146,5 @@ def _without_images(answer: Any) -> dict[str, Any]:
     return kept | {"agreement": answer.counted_agreement}
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _named_file(path: Path) -> str:
+    return f"{path} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()})"

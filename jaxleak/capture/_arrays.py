@@ -11,6 +11,8 @@ import safetensors
 
 #: The most that the arrays of one npz file may occupy unless their shapes are known, in bytes.
 LARGEST = 2**34
+#: The end of the name of a counter of PyTorch's, a whole number, which some frameworks leave out of a state dict.
+COUNTER = "num_batches_tracked"
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -95,7 +97,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
             raise ValueError(f"its arrays claim more than {LARGEST} bytes")
         names = [name.removesuffix(".npy") for name in archive.namelist()]
-        return {name: read_npz_array(archive, name) for name in names}
+        # PyTorch's layers of batch normalisation count batches in whole numbers, which no network reads.
+        return {name: read_npz_array(archive, name) for name in names if not name.endswith(COUNTER)}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxleak._base import PyTree
+from jaxleak.capture._arrays import COUNTER
 
 #: What wrappers put in front of the names: a tree of variables, PyTorch's parallel and compiled modules.
 _PREFIXES = ("params.", "batch_stats.", "module.", "_orig_mod.", "model.")
 #: With so many of them off, the model's own names are compared without theirs too.
 _MOST_PREFIXES = 4
-#: The end of the name of a counter of PyTorch's, which some frameworks leave out of a state dict.
-_COUNTER = "num_batches_tracked"
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] | None = None, what: str) -> PyTree:
@@ -118,7 +117,7 @@ def in_order(
             "of a model"
         )
     own = {dotted(name) for name in parameters}
-    choices = [list(names), [n for n in names if not n.endswith(_COUNTER)], [n for n in names if dotted(n) in own]]
+    choices = [list(names), [n for n in names if not n.endswith(COUNTER)], [n for n in names if dotted(n) in own]]
     fitting = next((choice for choice in choices if len(choice) == len(arrays)), None)
     if fitting is None:
         raise ValueError(

@@ -38,7 +38,12 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
                 f"{path}: {name} is a constant of the network, and not the one that the module has: load these weights "
                 "into the module itself before it is handed over, net.load_state_dict(torch.load(...)) in PyTorch"
             )
-    variables = {name: capture.fit(arrays, tree, what=str(path)) if tree else tree for name, tree in like.items()}
+    variables = {"params": capture.fit(arrays, like["params"], what=str(path))}
+    for name in like.keys() - variables.keys():
+        try:
+            variables[name] = capture.fit(arrays, like[name], what=str(path)) if like[name] else like[name]
+        except ValueError as error:
+            raise ValueError(f"{path} holds the parameters, but not all running statistics ({error})") from error
     for leaf in jax.tree.leaves(variables):
         if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{path} holds weights that are not finite")

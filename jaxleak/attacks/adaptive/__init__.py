@@ -51,11 +51,11 @@ from typing import NamedTuple, get_args
 import jax
 
 from jaxleak import _validate, objectives
-from jaxleak._base import PyTree, Share, total_steps
+from jaxleak._base import PyTree, Share
 from jaxleak.attacks._inversion.label_rules import LABEL_RULES
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._adam import undone_by
-from jaxleak.attacks.adaptive._client import KnownClient, PriorName
+from jaxleak.attacks.adaptive._client import KnownClient, PriorName, require_known
 from jaxleak.attacks.adaptive._likelihood import comparing
 from jaxleak.attacks.adaptive._party import informed_party
 from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, informed_rounds, rounds_attack
@@ -65,8 +65,6 @@ from jaxleak.defenses.mechanisms import (
     GaussianNoise,
     LaplaceNoise,
     PrivateNoise,
-    RankedNoise,
-    Replayed,
     TensorNoise,
 )
 from jaxleak.models import Classifier
@@ -124,24 +122,9 @@ def informed(
     """
     _validate.count(batch_size=batch_size)
     _validate.non_negative(round=round)
+    require_known(defense, share)
     mechanism = defense.mechanism
-    if mechanism is None:
-        raise ValueError(
-            f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
-            f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
-        )
-    if isinstance(mechanism.simulation, Replayed) and defense.place != "payload":
-        raise ValueError(
-            f"Replayed() runs a defense on the whole upload, so its place must be payload, got {defense.place}; "
-            "declare another mechanism, or attack with a share of your own (TransformedShare)"
-        )
-    if isinstance(mechanism.noise, RankedNoise):
-        raise ValueError(
-            "noise that is ordered like the gradient is attacked over many rounds (`informed_rounds`); no attacker of "
-            "one client's update is known"
-        )
-    if defense.in_step and (steps := total_steps(share)) > 1:
-        raise ValueError(f"this defense acts inside a step: needs one local step in all, got {steps}")
+    assert mechanism is not None
     if prior is None:
         prior = "natural" if min(model.image_shape[:2]) > 1 else "weak"
     _validate.one_of(get_args(PriorName), prior=prior)

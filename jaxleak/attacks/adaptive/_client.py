@@ -2,8 +2,9 @@
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from jaxleak._base import PyTree, Share
+from jaxleak._base import PyTree, Share, total_steps
 from jaxleak.defenses import Defense
+from jaxleak.defenses.mechanisms import RankedNoise, Replayed
 from jaxleak.models import Classifier
 
 #: What may stand beside a likelihood: a share of the variation prior of photographs, or next to none.
@@ -20,3 +21,30 @@ class KnownClient(NamedTuple):
     round: int = 0
     variables: PyTree = None  # variables of the attacked model; None where the attacker draws its own
     natural: bool = False  # whether the prior beside a likelihood is that of photographs
+
+
+def require_known(defense: Defense, share: Share) -> None:
+    """Raise `ValueError` unless an attacker of one client's update can know this defense.
+
+    Args:
+        defense: as the client has it.
+        share: what the client computes before its defense.
+    """
+    mechanism = defense.mechanism
+    if mechanism is None:
+        raise ValueError(
+            f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
+            f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
+        )
+    if isinstance(mechanism.simulation, Replayed) and defense.place != "payload":
+        raise ValueError(
+            f"Replayed() runs a defense on the whole upload, so its place must be payload, got {defense.place}; "
+            "declare another mechanism, or attack with a share of your own (TransformedShare)"
+        )
+    if isinstance(mechanism.noise, RankedNoise):
+        raise ValueError(
+            "noise that is ordered like the gradient is attacked over many rounds (`informed_rounds`); no attacker of "
+            "one client's update is known"
+        )
+    if defense.in_step and (steps := total_steps(share)) > 1:
+        raise ValueError(f"this defense acts inside a step: needs one local step in all, got {steps}")

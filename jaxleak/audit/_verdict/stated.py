@@ -124,8 +124,8 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
     kinds = ", ".join(CLIENT_DEFENSES)
     if known.defense not in CLIENT_DEFENSES:
         raise ValueError(
-            f"defense must be one that an attacker can know ({kinds}), none, or {OTHER_DEFENSE} for any other; "
-            f"got {known.defense!r}"
+            f"defense must be one that an attacker can know ({kinds}), none, {OTHER_DEFENSE} for any other, or one of "
+            f"your own (own_defense=..., --defense FILE.py:NAME, never a file's statement); got {known.defense!r}"
         )
     return client_defense(
         known.defense, _strength(known), clip=known.clip, noise_multiplier=known.noise_multiplier,

@@ -1,5 +1,7 @@
 """What an audit has done so far: answers of finished attacks, seconds spent; in a folder, or nowhere."""
 
+import hashlib
+import io
 import json
 import math
 import struct
@@ -16,6 +18,7 @@ from jaxleak._replacing import replacing
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.checkpoint import Checkpoints
 
+_ELSEWHERE = "choose another folder, or start over with fresh=True (--fresh)"
 _ARRAYS = ("x", "y", "agreement", "undetermined", "dimmer")
 #: What a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
 _DAMAGED = (
@@ -55,7 +58,7 @@ class Store:
         """
         self.folder, self.identity, self._limit, self._fresh = folder, identity, 60 * minutes, fresh
         self._begin, self._before = time.monotonic() if since is None else since, 0.0
-        self._notes: dict[str, Any] = {"identity": identity, "seconds": 0.0, "answers": {}}
+        self._notes: dict[str, Any] = {"identity": identity, "seconds": 0.0, "answers": {}, "files": {}}
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,10 +68,7 @@ class Store:
             stored = _read_notes(state)
             different = [name for name in identity if stored["identity"].get(name) != identity[name]]
             if different:
-                raise ValueError(
-                    f"{folder} holds an audit of other inputs ({', '.join(different)}): choose another folder, or "
-                    "start over with fresh=True (--fresh)"
-                )
+                raise ValueError(f"{folder} holds an audit of other inputs ({', '.join(different)}): {_ELSEWHERE}")
             self._notes, self._before = stored, stored["seconds"]
 
     @property
@@ -98,11 +98,15 @@ class Store:
             return None
         file = self.folder / f"{name}.npz"
         try:
-            with np.load(file, allow_pickle=False) as arrays:
+            content = file.read_bytes()
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = {field: arrays[field] for field in _ARRAYS if field in arrays}
             answer = Answer(**noted, **found)
         except (OSError, *_DAMAGED) as error:
             raise _damaged(file, error) from error
+        # Folders of earlier versions have no digests.
+        if self._notes["files"].get(name, _digest(content)) != _digest(content):
+            raise _damaged(file, "it is not the file that audit.json was written with")
         if answer.undetermined is not None and "beyond" not in noted:
             return None  # an earlier version certified more: it asked less of lower layers, defenses and the range
         if answer.x.ndim != 4 or answer.y.shape != answer.x.shape[:1] or not np.isfinite(answer.x).all():
@@ -114,9 +118,11 @@ class Store:
         if self.folder is not None:
             fields = answer._asdict()
             arrays = {field: fields.pop(field) for field in _ARRAYS}
-            with replacing(self.folder / f"{name}.npz") as partial, partial.open("wb") as file:
-                np.savez(file, **{field: array for field, array in arrays.items() if array is not None})
-            self._notes["answers"][name] = fields
+            content = io.BytesIO()
+            np.savez(content, **{field: array for field, array in arrays.items() if array is not None})
+            with replacing(self.folder / f"{name}.npz") as partial:
+                partial.write_bytes(content.getvalue())
+            self._notes["answers"][name], self._notes["files"][name] = fields, _digest(content.getvalue())
         self.note()
 
     def note(self) -> None:
@@ -130,16 +136,29 @@ def _read_notes(file: Path) -> dict[str, Any]:
     try:
         stored = json.loads(file.read_bytes())
         seconds = float(stored["seconds"])
-        kinds = [type(stored[name]) for name in ("identity", "answers")] + [type(a) for a in stored["answers"].values()]
+        stored.setdefault("files", {})
+        kinds = [type(stored[name]) for name in ("identity", "answers", "files")]
+        kinds += [type(answer) for answer in stored["answers"].values()]
+        numbers = [value for noted in stored["answers"].values() for name, value in noted.items() if name != "attack"]
     except _DAMAGED as error:
         raise _damaged(file, error) from error
-    if set(kinds) != {dict} or not 0 <= seconds < math.inf:
+    if set(kinds) != {dict} or not 0 <= seconds < math.inf or any(isinstance(n, str | list | dict) for n in numbers):
         raise _damaged(file, "its content has another form than an audit writes")
-    return {"identity": stored["identity"], "seconds": seconds, "answers": stored["answers"]}
+    return {name: stored[name] for name in ("identity", "answers", "files")} | {"seconds": seconds}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def require_none(folder: Path | None, *, fresh: bool, why: str) -> None:
+    """Raise `ValueError` if a folder holds an audit, which cannot be of inputs that the checks named `why` refuse."""
+    if folder is not None and not fresh and (folder / "audit.json").exists():
+        raise ValueError(f"{folder} holds an audit of other inputs, and these are inconsistent ({why}): {_ELSEWHERE}")
 
 
 def _damaged(file: Path, why: object) -> ValueError:
-    return ValueError(f"{file} is damaged ({why}): choose another folder, or start over with fresh=True (--fresh)")
+    return ValueError(f"{file} is damaged ({why}): {_ELSEWHERE}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -19,6 +19,7 @@ from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
 from jaxleak.audit._checks.predicted import ONE_SAMPLE
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
+from jaxleak.audit._verdict.own_defense import identity_of, known_defense, with_own_defense
 from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
@@ -29,18 +30,18 @@ from jaxleak.audit._verdict.stated import (
     parts_of_a_sum,
     sent_update,
     stated_client,
-    stated_defense,
     threat_of,
     trained_part,
 )
 from jaxleak.audit._verdict.stopwatch import Stopwatch
-from jaxleak.audit._verdict.store import SpentError, Store
+from jaxleak.audit._verdict.store import SpentError, Store, require_none
 from jaxleak.audit._verdict.truth import check_truth
 from jaxleak.audit._verdict.verdict import (
     Answer,
     Verdict,
 )
 from jaxleak.capture._update import per_weight
+from jaxleak.defenses import Defense
 from jaxleak.metrics._images import has_ssim
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
@@ -71,6 +72,7 @@ def update(
     names: Sequence[str] | None = None,
     show: Show | None = None,
     since: float | None = None,
+    own_defense: Defense | None = None,
     **facts: Unpack[capture.FactOptions],
 ) -> Verdict:
     """Attack one update with what applies, in the order of cost, and say whether it leaks.
@@ -95,6 +97,8 @@ def update(
         names: names for the entries of a list, as in `capture.fit`; None takes `listed` of the model.
         show: called as `show(phase, done, total, note)` around the checks and after every chunk of an attack.
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
+        own_defense: the client's defense where it is none of jaxleak's, with the mechanism that its attacker believes;
+            `defense` may then give it a name.
         facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
             size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. For
             the losses "other", which is any but cross-entropy, and "binary_cross_entropy" of several outputs, what
@@ -107,8 +111,8 @@ def update(
 
     Raises:
         ValueError: on a model that is no `Classifier`, variables that are not finite, facts out of range or unknown, a
-            defense that such a client cannot have, a truth of another shape, or a folder that is a file, damaged, or of
-            another audit.
+            defense that such a client cannot have or that contradicts its mechanism, a truth of another shape, or a
+            folder that is a file, damaged, or of another audit.
         FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the update is a path and there is no such file.
     """
@@ -117,7 +121,7 @@ def update(
     if out is not None and Path(out).is_file():
         raise ValueError(f"out must be a folder, and {out} is a file")
     begin, shown = time.monotonic() if since is None else since, show or (lambda *_: None)
-    sent = sent_update(update, facts)
+    sent = sent_update(update, with_own_defense(own_defense, facts))
     known = sent.facts
     assert known.batch_size is not None
     _validate.made(Classifier, "models.from_torch", model=model)
@@ -127,26 +131,19 @@ def update(
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
     samples = known.batch_size * share.local_steps
-    defense = stated_defense(known, share)
+    defense, said = known_defense(own_defense, known, share, variables)
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
-    try:
-        order = model.listed if names is None else names
-        payload = capture.gradient_of(sent, variables["params"], names=order)
-        moved = [] if is_defended(known) else check_frozen(sent, whole, order)
-    except ValueError as error:
-        cause = "the update is of another model, or lacks a layer"
-        options = "--model", "--update", "--frozen for layers that the client does not train"
-        return inconsistent([Finding("names and shapes", "failed", f"{error}.", cause, options)], model, threat)
-    if moved:
-        return inconsistent(moved, model, threat)
+    payload, mistakes = _read(sent, model, variables, whole, names)
+    if mistakes:
+        return _refused(mistakes, model, threat, out, fresh=fresh)
     parts = parts_of_a_sum(known)
     if parts > 1:
         payload = jax.tree.map(lambda leaf: leaf / parts, payload)
     scale = None if known.kind == "gradient" else per_weight(sent) / parts
     precision = precision_of(sent.arrays.values(), payload, per_weight=scale)
     if unusable := _unusable_weights(payload, known, precision):
-        return inconsistent([unusable], model, threat)
+        return _refused([unusable], model, threat, out, fresh=fresh)
     # A binary cross-entropy of one logit is the cross-entropy of two classes.
     loss_known = known.loss in (None, "cross_entropy") or (known.loss == BINARY_LOSS and model.one_logit)
     watch = Stopwatch()
@@ -161,9 +158,9 @@ def update(
     known_options = options_stated(known)
     findings = [finding.of_kind(known.kind).without(known_options) for finding in findings]
     if failed(findings):
-        return inconsistent(findings, model, threat)
+        return _refused(findings, model, threat, out, fresh=fresh)
     of_checks = watch.spent
-    identity = _identity(share, variables, payload, known, seed)
+    identity = _identity(share, variables, payload, known, seed) | identity_of(own_defense, share, variables)
     store = Store(None if out is None else Path(out), identity, minutes, fresh=fresh, since=begin)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     case = Case(
@@ -171,13 +168,36 @@ def update(
         defense=defense, loss_known=loss_known, precision=precision,
         loss_shown=any(finding.name == ONE_SAMPLE and finding.status == "passed" for finding in findings),
     )  # fmt: skip
-    answers, said = _attacked(case)
-    said += _rounded_products() + _without_ssim(model.image_shape, answers)
+    answers, found = _attacked(case)
+    said += found + _rounded_products() + _without_ssim(model.image_shape, answers)
     if store.left <= 0 and not any(answer.finished for answer in answers):
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
     return judged(case, findings, labels, answers, said, threat=threat, truth=checked, known_options=known_options)
+
+
+def _refused(
+    findings: list[Finding], model: Classifier, threat: str, out: str | Path | None, *, fresh: bool
+) -> Verdict:
+    """The verdict on inconsistent inputs, which must not take the place of an audit of others."""
+    why = ", ".join(finding.name for finding in findings if finding.status == "failed")
+    require_none(None if out is None else Path(out), fresh=fresh, why=why)
+    return inconsistent(findings, model, threat)
+
+
+def _read(
+    sent: capture.Update, model: Classifier, variables: PyTree, whole: PyTree, names: Sequence[str] | None
+) -> tuple[PyTree, list[Finding]]:
+    """The update as a gradient of the trained part, and what is wrong with its names, shapes and untrained layers."""
+    order = model.listed if names is None else names
+    try:
+        payload = capture.gradient_of(sent, variables["params"], names=order)
+        return payload, [] if is_defended(sent.facts) else check_frozen(sent, whole, order)
+    except ValueError as error:
+        cause = "the update is of another model, or lacks a layer"
+        options = "--model", "--update", "--frozen for layers that the client does not train"
+        return None, [Finding("names and shapes", "failed", f"{error}.", cause, options)]
 
 
 def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:

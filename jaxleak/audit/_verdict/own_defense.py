@@ -1,0 +1,103 @@
+"""A defense of somebody's own in an audit: whether the client can have it, and what its attacker can believe of it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import PyTree
+from jaxleak._configuration import fingerprint
+from jaxleak.attacks.adaptive._client import require_known
+from jaxleak.audit._verdict.stated import OTHER_DEFENSE, stated_defense
+from jaxleak.capture import FactOptions, Facts
+from jaxleak.defenses import CLIENT_DEFENSES, ClientDefense, Defense, check_mechanism, client_defense
+from jaxleak.defenses._base import HORIZONTAL_PLACES, one_defense
+from jaxleak.protocols import ClientShare
+
+#: What the facts call a defense that has no name, since a program has made it.
+UNNAMED = "own"
+
+
+def with_own_defense(defense: Defense | None, facts: FactOptions) -> FactOptions:
+    """The facts with a name for a defense of somebody's own, if there is one.
+
+    Raises:
+        ValueError: if it is no `Defense`, or another defense is stated beside it.
+    """
+    if defense is None:
+        return facts
+    one_defense(own_defense=defense)
+    name = facts.get("defense") or UNNAMED
+    if name in ("none", OTHER_DEFENSE, *CLIENT_DEFENSES):
+        raise ValueError(f"own_defense is given and defense is {name!r}: state one of them")
+    for beside in ("clip", "noise_multiplier"):
+        if facts.get(beside) is not None:
+            raise ValueError(f"{beside} must be part of own_defense, got {facts[beside]:g} beside it")
+    return facts | FactOptions(defense=name)
+
+
+def known_defense(
+    own: Defense | None, known: Facts, share: ClientShare, variables: PyTree
+) -> tuple[Defense | None, list[str]]:
+    """The defense that an attacker knows, and what is said of the declaration of one of somebody's own.
+
+    Args:
+        own: as `audit.update` takes it; None takes what the facts state (`stated_defense`).
+        known: the facts of the client, with the defense's name.
+        share: what the client computes before its defense.
+        variables: weights of the network, of whose shapes numbers are made that the defense is tried on.
+
+    Raises:
+        ValueError: as `stated_defense`; on a place or a number of steps that such a client does not have, a mechanism
+            that is missing, that no attacker of one update knows or that the defense contradicts, and a defense that
+            fails on such an update.
+    """
+    if own is None:
+        return stated_defense(known, share), []
+    _require_known(own, share)
+    try:
+        compared = check_mechanism(own, _normal(variables["params"]), key=jax.random.key(0))
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ValueError(f"own_defense fails on an update of this network: {error!r}") from error
+    believes = f"The attacker who knows the defense ({known.defense}) believes the mechanism that it declares"
+    if compared:
+        return own, [f"{believes}, which was compared with what the defense does to random numbers."]
+    return own, [f"{believes}, not all of which could be compared: if it is wrong, more may leak than is found."]
+
+
+def _require_known(defense: Defense, share: ClientShare) -> None:
+    """Refuse a defense that such a client cannot have, or that no attacker of its update can know."""
+    if defense.place not in HORIZONTAL_PLACES:
+        raise ValueError(f"own_defense must act at one of {', '.join(HORIZONTAL_PLACES)}, got {defense.place}")
+    kind = ClientDefense(lambda _: defense, (), "strength")
+    client_defense(
+        kind, 1.0, local_steps=share.total_steps, mixes_examples=share.model.mixes_images(share.batch_norm),
+        claims_epsilon=False,
+    )  # fmt: skip
+    if defense.mechanism is None:
+        raise ValueError(
+            "own_defense must declare its mechanism, which its attacker reads. State one that declares none as "
+            f"defense={OTHER_DEFENSE!r} (--defense {OTHER_DEFENSE}): the update is then attacked as if it had none"
+        )
+    require_known(defense, share)
+
+
+def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) -> dict[str, str]:
+    """What tells somebody's own defense from others: what it makes of fixed numbers in the place of an update."""
+    if defense is None:
+        return {}
+    numbers, images = _normal(variables["params"]), np.zeros((2, *share.model.image_shape), np.float32)
+    images[1] = np.linspace(0, 1, images[1].size, dtype=np.float32).reshape(images[1].shape)
+    extra: dict[str, Any] = {}
+    if defense.place in ("per_example_gradient", "client_payloads"):
+        numbers = jax.tree.map(lambda leaf: np.stack([leaf, leaf[..., ::-1]]), numbers)
+    if defense.place == "representation":
+        extra = {"model": share.model, "variables": variables, "x": jnp.asarray(images), "y": jnp.arange(2)}
+        extra["mode"] = share.batch_norm
+    return {"defense": fingerprint(defense.apply(jax.random.key(0), numbers, **extra, round=0))}
+
+
+def _normal(tree: PyTree) -> PyTree:
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: rng.standard_normal(np.shape(leaf)).astype(np.float32), tree)
