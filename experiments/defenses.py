@@ -150,6 +150,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     chosen = STUDIES if "all" in args.study else args.study or (args.preset,)
     planned = _checked(args, chosen)
     if attacked := [point.case for points in planned.values() for point in points]:
+        about_defenses(attacked, adaptive=args.adaptive)  # refuses a mechanism that its defense contradicts
         # Better known now than in every one of the points: the smallest attack fits, and there are enough samples.
         require_memory_of_update(min(attacked, key=lambda case: case.images))
         data.load(args.data, args.federation.samples + args.federation.test_samples, args.seeds[0])

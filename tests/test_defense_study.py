@@ -16,7 +16,7 @@ from experiments import defenses
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
-from experiments._defenses.report import order
+from experiments._defenses.report import order, unhelped
 from experiments._defenses.studies import points_of
 from jaxleak import data, models
 from jaxleak import defenses as family
@@ -267,6 +267,32 @@ def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_read
     assert nothing.startswith(
         "Of 2 local steps: no order. Without a defense the attack has 8.9 dB and a grey image 8.0 dB"
     )
+
+
+def test_defenses_whose_attacker_finds_no_more_by_knowing_them_are_named():
+    def row(defense, unaware, knowing):
+        known = {} if knowing is None else {"psnr_adaptive": knowing}
+        return {"defense": defense, "strength": 0.5, "psnr": unaware} | known
+
+    helped, unknown = row("soteria", 9.0, 9.1), row("mine", 9.0, None)
+    assert unhelped([row(None, 20.0, None), helped, unknown]) == []
+    (said,) = unhelped([helped, row("gaussian", 8.0, 7.5), row("outpost", 7.0, 7.0)])
+    assert said.endswith("gaussian 0.5 (7.5 dB, unaware 8.0 dB), outpost 0.5 (7.0 dB, unaware 7.0 dB).")
+
+
+def test_a_mechanism_that_its_defense_contradicts_is_refused_before_anything_runs(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from jaxleak import defenses\nfrom jaxleak.defenses.mechanisms import GaussianNoise, Mechanism\n"
+        "def mine(strength):\n    noise = Mechanism(noise=GaussianNoise(strength))\n"
+        "    return defenses.per_leaf('payload', lambda key, leaf: leaf, mechanism=noise)\n"
+    )
+    args = defenses.Args(
+        **{**TINY, "only": (f"{file}:mine",), "strengths": (f"{file}:mine=0.1",), "out": tmp_path / "o"}
+    )
+    with pytest.raises(ValueError, match=r"mine of strength 0\.1: mechanism declares noise"):
+        defenses.main(args)
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.slow

@@ -41,6 +41,12 @@ CAPTIONS = {
     "attacker does not know the defense; solid: it knows the defense and its strength.",
 }
 
+#: What an attacker who finds no more by knowing a defense shows, and does not show.
+_UNHELPED = (
+    "Knowing the defense helped no attacker here. Too few iterations or a mechanism of no use may be the reason, so "
+    "that this is no sign of a strong defense:"
+)
+
 
 def cells_of(row: dict[str, Any]) -> list[str]:
     """The printed columns of a row that was run."""
@@ -171,6 +177,7 @@ def sections(
         found.append(reports.Section(f"{study}: what the paper says besides", [reports.bullets(said)]))
     found += readings(study, {name: kind_of_defense(name).interpretation for row in ran if (name := row["defense"])})
     orders = [line for steps, those in _by_local_steps(ran).items() for line in order(those, _of_steps(steps))]
+    orders += unhelped(ran)
     if orders:
         text = "From least leak to most (mean over seeds of the best attacker, among those who have a number above):"
         found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
@@ -197,8 +204,19 @@ def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
     return [f"Of {of_steps}{said}: {', '.join(map(_leak, those))}." for those, said in parts if those]
 
 
+def unhelped(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence on the defenses whose attacker finds no more by knowing them, if there are any."""
+    those = [row for row in rows if row["defense"] and row.get("psnr_adaptive", math.inf) <= row["psnr"]]
+    found = [f"{_named(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
+    return [f"{_UNHELPED} {', '.join(found)}."] if found else []
+
+
 def _leak(row: dict[str, Any]) -> str:
-    return f"{short_name(row['defense'])} {row['strength']:g} ({row['leak']:.1f} dB)"
+    return f"{_named(row)} ({row['leak']:.1f} dB)"
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{short_name(row['defense'])} {row['strength']:g}"
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
