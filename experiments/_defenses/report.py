@@ -207,15 +207,15 @@ def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
 def unhelped(rows: list[dict[str, Any]]) -> list[str]:
     """A sentence on the defenses whose attacker finds no more by knowing them, if there are any."""
     those = [row for row in rows if row["defense"] and row.get("psnr_adaptive", math.inf) <= row["psnr"]]
-    found = [f"{_named(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
+    found = [f"{_at_strength(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
     return [f"{_UNHELPED} {', '.join(found)}."] if found else []
 
 
 def _leak(row: dict[str, Any]) -> str:
-    return f"{_named(row)} ({row['leak']:.1f} dB)"
+    return f"{_at_strength(row)} ({row['leak']:.1f} dB)"
 
 
-def _named(row: dict[str, Any]) -> str:
+def _at_strength(row: dict[str, Any]) -> str:
     return f"{short_name(row['defense'])} {row['strength']:g}"
 
 
