@@ -287,9 +287,8 @@ def test_a_mechanism_that_its_defense_contradicts_is_refused_before_anything_run
         "def mine(strength):\n    noise = Mechanism(noise=GaussianNoise(strength))\n"
         "    return defenses.per_leaf('payload', lambda key, leaf: leaf, mechanism=noise)\n"
     )
-    args = defenses.Args(
-        **{**TINY, "only": (f"{file}:mine",), "strengths": (f"{file}:mine=0.1",), "out": tmp_path / "o"}
-    )
+    own = {"only": (f"{file}:mine",), "strengths": (f"{file}:mine=0.1",)}
+    args = args_of(defenses.Args, **TINY | own, out=tmp_path / "o")
     with pytest.raises(ValueError, match=r"mine of strength 0\.1: mechanism declares noise"):
         defenses.main(args)
     assert not (tmp_path / "o").exists()
