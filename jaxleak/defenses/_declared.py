@@ -12,8 +12,9 @@ from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Me
 
 #: Noise whose size can be read off two runs.
 _Sized = GaussianNoise | LaplaceNoise | ProportionalNoise
-#: Sizes at which the numbers are tried: a threshold, a clip or a unit may show at one of them alone.
-_SCALES = (10.0, 1.0, 1e-2, 1e-4)
+#: Sizes at which the numbers are tried: a threshold, a clip or a unit may show at one of them alone. The smallest come
+#: first, since beside them the size of noise is told, which large numbers hide.
+_SCALES = (1e-4, 1e-2, 1.0, 10.0)
 #: Share by which the size of noise may differ from the declared one, beside what so few numbers tell.
 _TOLERANCE = 0.1
 #: Standard errors of a standard deviation that are still chance.
