@@ -66,6 +66,9 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert any("Warning" in reason and "weights of another round" in reason for reason in reasons)
     assert any("not tried" in reason for reason in reasons)
     (warning,) = unexplained(None)
+    (of_steps,) = unexplained(None, steps=2)
+    assert "a learning rate that changes between them" in of_steps.cause
+    assert "between them" not in warning.cause
     assert warning.name == "gradient explained"
     assert "images that were normalised in another way" in warning.cause
     assert warning.option.startswith("--truth of a known batch, --mean, --std, --minutes, --loss other")

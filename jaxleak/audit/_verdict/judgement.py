@@ -96,7 +96,9 @@ def judged(
     tried = [told(answer) for answer in answers]
     shows = best is not None and bool(best.shown.any())
     findings = findings + (
-        copied(best, findings) if shows else unexplained(best, findings, answers, tried=bool(answers))
+        copied(best, findings)
+        if shows
+        else unexplained(best, findings, answers, tried=bool(answers), steps=case.share.total_steps)
     )
     if case.loss_known and (other := beside_the_statement(best, answers, defended=case.defended)):
         findings = findings + other

@@ -37,10 +37,19 @@ _UNSEEN = (
     "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
     "momentum, dropout, or a defense"
 )
+_UNSEEN_OF_STEPS = (
+    f"{_UNSEEN}; or, of several local steps, a learning rate that changes between them or samples that are shuffled "
+    "anew in every epoch"
+)
 
 
 def unexplained(
-    best: Answer | None, findings: Sequence[Finding] = (), answers: Sequence[Answer] = (), *, tried: bool = True
+    best: Answer | None,
+    findings: Sequence[Finding] = (),
+    answers: Sequence[Answer] = (),
+    *,
+    tried: bool = True,
+    steps: int = 1,
 ) -> list[Finding]:
     """Findings that warn where nothing was shown and mistaken inputs would look the same.
 
@@ -49,6 +58,7 @@ def unexplained(
         findings: what the checks before the attacks found.
         answers: what all attacks found, each of which may have refuted what is stated.
         tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
+        steps: how many local steps the client took, of all epochs.
     """
     if not tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
@@ -71,6 +81,7 @@ def unexplained(
             cause = f"{_ANOTHER}, or labels that the search took wrong"
             options = (LOSS_OTHER, DEFENSE_OTHER, "--truth of a known batch")
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
+    unseen = _UNSEEN if steps == 1 else _UNSEEN_OF_STEPS
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
@@ -78,13 +89,13 @@ def unexplained(
                 f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
                 f"update; below {MATCHED_BELOW} it would explain the update."
             )
-        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {_UNSEEN}"
+        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {unseen}"
         options = ("--truth of a known batch", "--mean", "--std", "--minutes", LOSS_OTHER, DEFENSE_OTHER)
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
         evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
-        return [Finding("weights", "suspicious", evidence, f"none, or {_UNSEEN}", ("--weights",))]
+        return [Finding("weights", "suspicious", evidence, f"none, or {unseen}", ("--weights",))]
     return []
 
 
