@@ -239,6 +239,7 @@ def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():
     np.testing.assert_allclose(
         left("dp_sgd", clip=10.0, noise_multiplier=0.01), noise / np.hypot(noise, length), rtol=0.1
     )
+    assert left("dp_sgd", clip=10.0, noise_multiplier=0.0) < 1e-6
     assert left("soteria", strength=0.1) < 1e-6
     assert left("guardian", strength=0.5) > 0.01
     assert left("cancelling_noise", strength=1.0) is None  # which only several clients together can draw
