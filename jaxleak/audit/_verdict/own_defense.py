@@ -1,5 +1,6 @@
 """A defense of somebody's own in an audit: whether the client can have it, and what its attacker can believe of it."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
-from jaxleak._configuration import fingerprint
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks.adaptive._client import require_known
 from jaxleak.audit._verdict.stated import OTHER_DEFENSE, stated_defense
 from jaxleak.capture import FactOptions, Facts
@@ -83,19 +84,23 @@ def _require_known(defense: Defense, share: ClientShare) -> None:
     require_known(defense, share)
 
 
-def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) -> dict[str, str]:
-    """What tells somebody's own defense from others: what it makes of fixed numbers in the place of an update."""
+def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) -> dict[str, dict[str, list[str]]]:
+    """What tells somebody's own defense from others: what it makes of fixed numbers in the place of an update.
+
+    Every leaf has the norms of what is sent and of what is changed. Their digits are few, so that another number of
+    cores, which rounds in another order, goes on with the same audit.
+    """
     if defense is None:
         return {}
-    numbers, images = _normal(variables["params"]), np.zeros((2, *share.model.image_shape), np.float32)
-    images[1] = np.linspace(0, 1, images[1].size, dtype=np.float32).reshape(images[1].shape)
+    numbers = _normal(variables["params"])
     extra: dict[str, Any] = {}
     if defense.place in ("per_example_gradient", "client_payloads"):
         numbers = jax.tree.map(lambda leaf: np.stack([leaf, leaf[..., ::-1]]), numbers)
     if defense.place == "representation":
-        extra = {"model": share.model, "variables": variables, "x": jnp.asarray(images), "y": jnp.arange(2)}
-        extra["mode"] = share.batch_norm
-    return {"defense": fingerprint(defense.apply(jax.random.key(0), numbers, **extra, round=0))}
+        x = jnp.linspace(0, 1, 2 * math.prod(share.model.image_shape)).reshape(2, *share.model.image_shape)
+        extra = {"model": share.model, "variables": variables, "x": x, "y": jnp.arange(2), "mode": share.batch_norm}
+    sent, own = (named_leaves(t) for t in (defense.apply(jax.random.key(0), numbers, **extra, round=0), numbers))
+    return {"defense": {name: [f"{norm(part):.3g}" for part in (sent[name], sent[name] - own[name])] for name in own}}
 
 
 def _normal(tree: PyTree) -> PyTree:
