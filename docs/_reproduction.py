@@ -361,7 +361,7 @@ def _row(entry: Entry, *, beyond: bool, decides: bool) -> list[str]:
 
 def _commands(ledger: Ledger, cells: Sequence[str]) -> list[str]:
     made = [e for cell in cells for e in ledger.of(cell) if e.status in MEASURED]
-    commits = ", ".join(dict.fromkeys(e.commit for e in made))
+    commits = ", ".join(dict.fromkeys(commit for e in made for commit in e.commit.split(", ")))
     example = made[0].command.removesuffix(" --record")
     return [
         "The first command prints the entry of the first measurement, and the second one runs it again and compares "
