@@ -96,6 +96,11 @@ def failing(key, payload, **_):
             {},
             "its place must be payload",
         ),
+        (
+            stateless("client_payloads", failing, mechanism=Mechanism()),
+            {},
+            "own_defense fails on an update of this network: K",
+        ),
     ],
 )  # fmt: skip
 def test_a_defense_that_no_attacker_can_know_is_refused(client, own, stated, message):

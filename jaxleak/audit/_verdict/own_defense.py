@@ -1,6 +1,8 @@
 """A defense of somebody's own in an audit: whether the client can have it, and what its attacker can believe of it."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -57,10 +59,8 @@ def known_defense(
     if own is None:
         return stated_defense(known, share), []
     _require_known(own, share)
-    try:
+    with _failing_by_name():
         compared = check_mechanism(own, _normal(variables["params"]), key=jax.random.key(0))
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise ValueError(f"own_defense fails on an update of this network: {error!r}") from error
     believes = f"The attacker who knows the defense ({known.defense}) believes the mechanism that it declares"
     if compared:
         return own, [f"{believes}, which was compared with what the defense does to random numbers."]
@@ -89,6 +89,9 @@ def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) 
 
     Every leaf has the norms of what is sent and of what is changed. Their digits are few, so that another number of
     cores, which rounds in another order, goes on with the same audit.
+
+    Raises:
+        ValueError: if the defense fails on such an update.
     """
     if defense is None:
         return {}
@@ -99,8 +102,19 @@ def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) 
     if defense.place == "representation":
         x = jnp.linspace(0, 1, 2 * math.prod(share.model.image_shape)).reshape(2, *share.model.image_shape)
         extra = {"model": share.model, "variables": variables, "x": x, "y": jnp.arange(2), "mode": share.batch_norm}
-    sent, own = (named_leaves(t) for t in (defense.apply(jax.random.key(0), numbers, **extra, round=0), numbers))
+    with _failing_by_name():
+        defended = defense.apply(jax.random.key(0), numbers, **extra, round=0)
+    sent, own = named_leaves(defended), named_leaves(numbers)
     return {"defense": {name: [f"{norm(part):.3g}" for part in (sent[name], sent[name] - own[name])] for name in own}}
+
+
+@contextlib.contextmanager
+def _failing_by_name() -> Iterator[None]:
+    """Errors of somebody's own code say what it failed on."""
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ValueError(f"own_defense fails on an update of this network: {error!r}") from error
 
 
 def _normal(tree: PyTree) -> PyTree:
