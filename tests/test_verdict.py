@@ -381,6 +381,11 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
         in warning.evidence
     )
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
+    (of_two,) = unexplained(far, steps=2)
+    assert of_two.cause == warning.cause + (
+        "; or, of several local steps, a learning rate that changes between them or samples that are shuffled anew in "
+        "every epoch"
+    )
     assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no other loss" in told(far)
     _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss and the learning rate are as stated")
     assert reason.endswith("from the update, if the loss and the learning rate are as stated.")

@@ -37,9 +37,9 @@ _UNSEEN = (
     "weights of another round, another batch size, mode, layout or loss, images that were normalised in another way, "
     "momentum, dropout, or a defense"
 )
-_UNSEEN_OF_STEPS = (
-    f"{_UNSEEN}; or, of several local steps, a learning rate that changes between them or samples that are shuffled "
-    "anew in every epoch"
+_OF_STEPS = (
+    "; or, of several local steps, a learning rate that changes between them or samples that are shuffled anew in "
+    "every epoch"
 )
 
 
@@ -62,6 +62,7 @@ def unexplained(
     """
     if not tried:
         return [Finding(EXPLAINED, "not applicable", "No attack came to an answer in the time given.")]
+    changing = _OF_STEPS if steps > 1 else ""
     refuted = None if best is None or best.remainder is not None else _refuted(answers)
     if best is not None and best.matched and not best.explained:
         refuted = best
@@ -75,13 +76,14 @@ def unexplained(
         elif refuted.allowed is not None:
             evidence += f". Where no other loss explains more of it, a certificate takes at most {refuted.allowed:.1%}."
             cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
+            cause += changing
             options = ("--learning-rate", "--momentum", "--local-steps", LOSS_OTHER, "--minutes")
         else:
             evidence += f" by the stated loss, and {refuted.fitted_remainder:.1%} by a loss that is fitted to it."
             cause = f"{_ANOTHER}, or labels that the search took wrong"
             options = (LOSS_OTHER, DEFENSE_OTHER, "--truth of a known batch")
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
-    unseen = _UNSEEN if steps == 1 else _UNSEEN_OF_STEPS
+    unseen = _UNSEEN + changing
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
