@@ -1,5 +1,7 @@
 """The verdict on an update: what leaks is shown, what does not is not, and mistakes are no verdict on leakage."""
 
+from types import SimpleNamespace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
-from jaxleak.audit._verdict.judgement import told
+from jaxleak.audit._verdict.judgement import conditions, told
 from jaxleak.audit._verdict.update import _without_ssim
 from jaxleak.audit._verdict.verdict import Answer, best_of, decide
 from jaxleak.audit._verdict.warnings import beside_the_statement, unexplained
@@ -389,6 +391,21 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no other loss" in told(far)
     _, (reason,) = decide([], Labels.none(10), near, [], [], stated="the loss and the learning rate are as stated")
     assert reason.endswith("from the update, if the loss and the learning rate are as stated.")
+
+
+def test_certificates_of_several_images_have_conditions_that_no_search_can_tell():
+    share, precision = SimpleNamespace(total_steps=1), SimpleNamespace(of_weights=False)
+    case = SimpleNamespace(share=share, precision=precision, samples=3)
+    found = Answer("fedleak_400", pictures(3), np.array([2, 0, 1]), 0.0, 0.0)
+    mixed = "the loss is as stated, with labels that are neither mixed nor soft"
+    assert conditions(case, found) == mixed
+    assert conditions(case, found._replace(y=np.array([2, 0, 2]))) == (
+        f"{mixed} and no two images of a class that are nearly alike, such as one and its mirror image"
+    )
+    assert conditions(case, found._replace(y=np.full(3, -1))) == conditions(case, None) == mixed
+    case.samples, share.total_steps = 1, 2
+    alone = found._replace(x=pictures(1), y=np.array([2]))
+    assert conditions(case, alone) == "the loss, the learning rate and the momentum are as stated"
 
 
 def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():
