@@ -268,13 +268,13 @@ def conditions(case: Case, best: Answer | None) -> str:
         stated = "the loss, the learning rate and the momentum are"
     elif case.precision.of_weights:
         stated = "the loss and the learning rate are"
+    stated += " as stated"
     if case.samples > 1:
-        stated += " as stated, with labels that are neither mixed nor soft"
-        named = best.y[best.y >= 0] if best is not None else np.zeros(0)
+        stated += ", with labels that are neither mixed nor soft"
+        named = np.zeros(0) if best is None else best.y[best.y >= 0]
         if len(np.unique(named)) < len(named):
             stated += " and no two images of a class that are nearly alike, such as one and its mirror image"
-        return stated
-    return f"{stated} as stated"
+    return stated
 
 
 def told(answer: Answer) -> str:

@@ -75,8 +75,10 @@ def unexplained(
             options: tuple[str, ...] = ("--weights", DEFENSE_OTHER, "--truth of a known batch")
         elif refuted.allowed is not None:
             evidence += f". Where no other loss explains more of it, a certificate takes at most {refuted.allowed:.1%}."
-            cause = "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
-            cause += changing
+            cause = (
+                "another learning rate, momentum, number of steps or loss, or a search that kinks keep from its end"
+                f"{changing}"
+            )
             options = ("--learning-rate", "--momentum", "--local-steps", LOSS_OTHER, "--minutes")
         else:
             evidence += f" by the stated loss, and {refuted.fitted_remainder:.1%} by a loss that is fitted to it."
