@@ -4,6 +4,7 @@ from jaxleak._memory import require_bytes
 from jaxleak.audit._agreement import Agreement, agreement
 from jaxleak.audit._checks import Finding, check_client, check_update
 from jaxleak.audit._chunks import EXECUTORS, Executor
+from jaxleak.audit._indistinct import indistinct
 from jaxleak.audit._invert import InversionRun, all_starts, frozen_trials, invert
 from jaxleak.audit._recorded import replay, watch
 from jaxleak.audit._report import write_report
@@ -31,6 +32,7 @@ __all__ = [
     "check_client",
     "check_update",
     "frozen_trials",
+    "indistinct",
     "init_key",
     "invert",
     "replay",

@@ -1,38 +1,25 @@
 """Whether other images have the same update: what two starts of one attack, which share a prior, cannot tell."""
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxleak import _validate
-from jaxleak._base import Observation, PyTree, Share
+from jaxleak._base import Observation, Share
 from jaxleak._random_streams import stream_of
-from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.gradient_term import Undone
-from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
+from jaxleak.audit._descent import descend, explains_as_well
 from jaxleak.audit._random_streams import Stream
-from jaxleak.audit._received import Received, misfit
+from jaxleak.audit._received import Received
 from jaxleak.audit._similarity import similarity
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 
 #: Standard deviation of the noise that a rival starts with; of natural images it leaves an SSIM of 0.1 to 0.5.
 _NOISE = 0.2
-_RATE = 0.02
-_SMOOTHING = smoothing(4.0, 100.0, finish=0.2)
-#: How many times as large as the answer's the misfit of a rival may be that explains the update as well, and up to
-#: which misfit it does so in any case: an answer may be exact where a descent of some hundred steps is not.
-_AS_WELL, _IN_ANY_CASE = 2.0, 0.01
 #: Share of the way back to the answer, in SSIM, from which on a descent was on its way there.
 _RETURNING = 0.25
-
-
-def explains_as_well(misfit: float, answer_misfit: float) -> bool:
-    """Whether other images explain an update as well as an answer: a misfit below 0.01, or at most twice its own."""
-    return misfit <= max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
 
 
 class Rival(NamedTuple):
@@ -113,61 +100,17 @@ def rival(
     elif np.shape(start) != answer.shape:
         raise ValueError(f"start must have the shape of x, {answer.shape}, got {np.shape(start)}")
     begun = jnp.clip(start, 0, 1)
-    labels, first = jnp.asarray(y, jnp.int32), jnp.asarray(answer)
-    received = Received(share, skip_zeros, undone)
-    found, before, after = _descend(
-        received, observation, jnp.stack([first, begun]), labels, jnp.array(bounds), iterations
+    labels = jnp.asarray(y, jnp.int32)
+    received, places = Received(share, skip_zeros, undone), jnp.arange(len(answer))
+    of_answer, of_other = (
+        descend(received, observation, images, places, labels, jnp.array(bounds), iterations)
+        for images in (jnp.asarray(answer), begun)
     )
-    other = np.asarray(found[1])
-    nearest = min((before, after), key=lambda fit: float(fit.misfit[0]))
+    nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
+    other = np.asarray(of_other.x)
     return Rival(
-        other, float(after.misfit[1]), float(nearest.misfit[0]),
-        {name: float(value[0]) for name, value in nearest.parts.items()},
-        {name: float(value[0]) for name, value in nearest.norms.items()},
+        other, float(of_other.after.misfit), float(nearest.misfit),
+        {name: float(value) for name, value in nearest.parts.items()},
+        {name: float(value) for name, value in nearest.norms.items()},
         similarity(other, answer), similarity(np.asarray(begun), answer),
     )  # fmt: skip
-
-
-class _Fit(NamedTuple):
-    """How well images explain an update."""
-
-    misfit: jax.Array  # |g' - g| / |g|
-    parts: dict[str, jax.Array]  # the same of every leaf; NaN where it is zero
-    norms: dict[str, jax.Array]  # |g| of every leaf
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def _descend(
-    received: Received, seen: Observation, starts: jax.Array, y: jax.Array, bounds: jax.Array, iterations: int
-) -> tuple[jax.Array, _Fit, _Fit]:
-    """Images of all starts (S, N, H, W, C) after the descent, and how they fit (S, ...) before and after."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
-
-    def distance(x: jax.Array, sharpness: jax.Array) -> jax.Array:
-        own = received.of(seen, x, y, sharpness=sharpness)
-        return misfit(received.explained(seen, own), own)
-
-    def fit(x: jax.Array) -> _Fit:
-        own = received.of(seen, x, y)
-        explained = received.explained(seen, own)
-        wanted = named_leaves(explained)
-        norms = {name: norm(leaf) for name, leaf in wanted.items()}
-        off = {name: norm(leaf - wanted[name]) / norms[name] for name, leaf in named_leaves(own).items()}
-        return _Fit(misfit(explained, own), off, norms)
-
-    gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
-
-    def step(
-        carry: tuple[jax.Array, PyTree, jax.Array], iteration: jax.Array
-    ) -> tuple[tuple[jax.Array, PyTree, jax.Array], None]:
-        x, state, sharpness = carry
-        change, state = optimizer.update(gradient(x, sharpness), state)
-        sharpness = next_sharpness(_SMOOTHING, sharpness, iteration, iterations, jnp.zeros(()))
-        return (jnp.clip(x + change, *bounds), state, sharpness), None
-
-    def one(start: jax.Array) -> tuple[jax.Array, _Fit, _Fit]:
-        begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start))
-        (x, _, _), _ = jax.lax.scan(step, begin, jnp.arange(iterations))
-        return x, fit(start), fit(x)
-
-    return jax.lax.map(one, starts)

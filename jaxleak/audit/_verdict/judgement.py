@@ -105,7 +105,7 @@ def judged(
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = [finding.without(known_options) for finding in findings + less_noise(answers) + out_of_range(best)]
     outcome, reasons = decide(
-        findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=conditions(case, best)
+        findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=conditions(case)
     )
     numbers, ordered = numbers_of(outcome, labels, best, truth)
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
@@ -256,12 +256,11 @@ def numbers_of(
     return numbers | scored, ordered
 
 
-def conditions(case: Case, best: Answer | None) -> str:
+def conditions(case: Case) -> str:
     """What must be as stated for images that a search found.
 
     Of several samples, soft targets mix the signals: images that are blended alike then explain the update with hard
-    labels, to what nonlinear layers leave. Of two images of a class that are nearly alike, such as an image and its
-    mirror image, the update tells the sum, and little of their difference: both starts may end near their mean.
+    labels, to what nonlinear layers leave.
     """
     stated = "the loss is"
     if case.share.total_steps > 1:
@@ -271,9 +270,6 @@ def conditions(case: Case, best: Answer | None) -> str:
     stated += " as stated"
     if case.samples > 1:
         stated += ", with labels that are neither mixed nor soft"
-        named = np.zeros(0) if best is None else best.y[best.y >= 0]
-        if len(np.unique(named)) < len(named):
-            stated += " and no two images of a class that are nearly alike, such as one and its mirror image"
     return stated
 
 

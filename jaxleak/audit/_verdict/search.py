@@ -21,6 +21,7 @@ from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.audit._independent import Independent, independent_numbers
+from jaxleak.audit._indistinct import indistinct, nearest_pairs
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received, compiled, misfit
@@ -261,6 +262,7 @@ def search(
         undetermined = other.undetermined
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
+        undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
         noise = left_by_noise(case, answer)
         answer = answer._replace(
             undetermined=undetermined, remainder=other.answer_misfit,
@@ -316,4 +318,18 @@ def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None, **opti
     return rival(
         case.received.share, case.observation, answer.x, answer.y, key=case.key, start=start,
         skip_zeros=case.received.in_part, undone=case.received.undone, **options,
+    )  # fmt: skip
+
+
+def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: np.ndarray) -> np.ndarray:
+    """(B,) bool: images that the update does not tell from another one; of no pair is it asked without a certified one.
+
+    Under a loss that is not known, images of any two classes may be alike to the update: what its loss makes of each is
+    fitted to it.
+    """
+    classes = np.zeros_like(answer.y) if case.unknowns else answer.y
+    pairs = tuple(pair for pair in nearest_pairs(answer.x, classes) if certified[list(pair)].any())
+    return indistinct(
+        case.received.share, case.observation, answer.x, answer.y, answer_misfit, pairs=pairs,
+        skip_zeros=case.received.in_part, undone=case.received.undone,
     )  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxleak._base import total_steps
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
-from jaxleak.audit._rival import explains_as_well
+from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict.search import Case, misfit_of, rival_of, rounding_of
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses.mechanisms import Clipped, Recomputed

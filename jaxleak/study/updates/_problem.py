@@ -146,8 +146,10 @@ def asked_for_rivals(
     if explaining is None or own_opinion(found)["gradient_matched"] < 1:
         return second
     x, y = np.asarray(found.x[:, 0]), np.asarray(found.y)
-    rival = audit.rival(*explaining, x, y, key=jax.random.key(seed), undone=undone_by(known_defense(case)))
-    return second._replace(undetermined=rival.undetermined)
+    undone = undone_by(known_defense(case))
+    rival = audit.rival(*explaining, x, y, key=jax.random.key(seed), undone=undone)
+    alike = audit.indistinct(*explaining, x, y, rival.answer_misfit, undone=undone)
+    return second._replace(undetermined=rival.undetermined | alike)
 
 
 def answer_to(
