@@ -60,8 +60,8 @@ NAMES = {
     """,
     "jaxleak.audit": """
         AGREE_ABOVE Agreement agreement all_starts Answer best_restart Callback check_client check_update Executor
-        EXECUTORS EXIT_STATUS Finding frozen_trials indistinct init_key InversionRun invert replay require_bytes Rival rival run
-        RunState start template_of update Verdict watch write_report
+        EXECUTORS EXIT_STATUS Finding frozen_trials indistinct init_key InversionRun invert replay require_bytes
+        Rival rival run RunState start template_of update Verdict watch write_report
     """,
     "jaxleak.audit.mistakes": """
         Claim Client false_claims FalseClaims MISTAKES
