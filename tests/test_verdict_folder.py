@@ -101,6 +101,21 @@ def test_images_of_another_audit_are_no_answer_of_this_one(tmp_path):
         Store(tmp_path / "b", {"seed": 0}, 1.0).answer("peeling")
 
 
+def test_a_default_that_is_stated_is_the_same_client(perceptron, tmp_path, monkeypatch):
+    model, variables, _, gradient = perceptron
+    options = {"batch_size": 1, "minutes": 1e-4, "out": tmp_path}
+    audit.update(model, variables, gradient, **options)
+    taken = {"reduction": "mean", "local_steps": 1, "momentum": 0.0, "batch_norm": "train", "framework": "jax"}
+    audit.update(model, variables, gradient, **options, **taken)
+    for other in ({"batch_norm": "eval"}, {"defense": "other"}, {"loss": "other"}):
+        with pytest.raises(ValueError, match=r"holds an audit of other inputs \(client\)"):
+            audit.update(model, variables, gradient, **options, **other)
+    # Certificates of earlier rules are not gone on with.
+    monkeypatch.setattr(sys.modules["jaxleak.audit._verdict.update"], "_RULES", 10**9)
+    with pytest.raises(ValueError, match=r"holds an audit of other inputs \(rules\)"):
+        audit.update(model, variables, gradient, **options)
+
+
 def test_inconsistent_inputs_do_not_take_the_place_of_an_audit(perceptron, tmp_path):
     model, variables, _, gradient = perceptron
     audit.update(model, variables, gradient, batch_size=1, minutes=1e-4, out=tmp_path)

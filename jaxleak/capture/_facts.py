@@ -14,6 +14,11 @@ from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS, Kind
 #: The fields that are whole numbers, and those that are real ones.
 _COUNTS = ("local_steps", "local_epochs", "batch_size")
 _REALS = ("learning_rate", "momentum", "strength", "clip", "noise_multiplier")
+#: What a client is taken to have done of which nothing is known.
+_TAKEN = {
+    "loss": "cross_entropy", "reduction": "mean", "local_steps": 1, "local_epochs": 1, "momentum": 0.0,
+    "batch_norm": "train", "defense": "none", "clip": 1.0, "frozen": (), "eval_layers": (),
+}  # fmt: skip
 
 
 class FactOptions(TypedDict, total=False):
@@ -136,6 +141,11 @@ class Facts:
                 f"other; got {stated.defense!r}"
             )
         return stated
+
+    def as_taken(self) -> dict[str, Any]:
+        """Everything on which an audit depends: unknown facts have the value for which it takes them."""
+        found = {name: _TAKEN.get(name) if value is None else value for name, value in dataclasses.asdict(self).items()}
+        return {name: value for name, value in found.items() if name != "framework"}  # its arrays have been read
 
     def as_text(self) -> str:
         """The facts that are known, as JSON."""
