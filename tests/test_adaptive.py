@@ -219,6 +219,20 @@ def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client, paylo
         assert informed(client, client_defense(kind, 0.5), own).settings.labels == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "strength", "rule"),
+    [
+        ("magnitude_noise", 1.0, "corrected_counts"), ("outpost", 0.9, "averaged_counts"),
+        ("quantization", 1, "averaged_counts"), ("gaussian", 0.01, "calibrated"), ("sparsification", 10, "calibrated"),
+    ],
+)  # fmt: skip
+def test_labels_are_read_by_the_rule_that_suits_what_is_left_of_the_head(client, kind, strength, rule):
+    defense = client_defense(kind, strength)
+    assert informed(client, defense, SETTINGS._replace(labels="calibrated")).settings.labels == rule
+    # Labels that are granted are not read.
+    assert informed(client, defense).settings.labels == "given"
+
+
 def test_attackers_draw_from_keys_of_their_own():
     """None is a key that a run of some seed derives by small numbers, and no two purposes share one."""
     own = {tuple(jax.random.key_data(own_key(purpose)).tolist()) for purpose in Purpose}

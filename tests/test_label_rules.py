@@ -67,7 +67,9 @@ def test_of_two_classes_the_longer_column_says_nothing():
     assert rules.infer_labels("longest_column", -slope, None, 1).tolist() == [0]  # features >= 0 are assumed
 
 
-@pytest.mark.parametrize("rule", ["yin", "sum_rule", "fedleak", "corrected_counts", "bias_rule", "calibrated"])
+@pytest.mark.parametrize(
+    "rule", ["yin", "sum_rule", "fedleak", "corrected_counts", "averaged_counts", "bias_rule", "calibrated"]
+)
 def test_distinct_labels_are_found(rule):
     assert _infer(rule, _head(DISTINCT), 3).tolist() == sorted(DISTINCT)
 
@@ -85,6 +87,25 @@ def test_calibration_helps_where_the_mean_softmax_is_not_uniform():
         for rule in scores:
             scores[rule].append(label_multiset_accuracy(labels, np.asarray(_infer(rule, head, 60))))
     assert np.mean(scores["calibrated"]) > np.mean(scores["bias_rule"]) + 0.02
+
+
+def test_the_average_counts_what_the_kernel_and_the_bias_say_together():
+    """Each alone is misled by a defense: the bias arrives pruned to one entry, or the kernel to little."""
+    labels = np.random.default_rng(1).integers(0, CLASSES, 4)
+    slope, offset, *weights = _head(labels)
+    largest = jnp.where(jnp.abs(offset) == jnp.abs(offset).max(), offset, 0.0)
+    pruned = slope, largest, *weights
+    assert _infer("averaged_counts", pruned, 4).tolist() == sorted(labels)
+    assert _infer("bias_rule", pruned, 4).tolist() != sorted(labels)
+    # By hand: shares of what lies below the column of an absent class, and 1 / C - db, each of four samples.
+    by_kernel = 4 * np.asarray(slope.sum(axis=0).max() - slope.sum(axis=0))
+    by_kernel = by_kernel / by_kernel.sum() * 4
+    wanted, counts = (by_kernel + 4 * (1 / CLASSES - np.asarray(largest))) / 2, np.zeros(CLASSES, int)
+    for _ in range(4):
+        counts[np.argmax(wanted - counts)] += 1
+    assert np.bincount(_infer("averaged_counts", pruned, 4), minlength=CLASSES).tolist() == counts.tolist()
+    without = rules.infer_labels("averaged_counts", slope, None, 4)
+    np.testing.assert_array_equal(without, rules.infer_labels("corrected_counts", slope, None, 4))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -201,7 +222,7 @@ def test_shape_dtype_order_and_jit(rule):
     np.testing.assert_array_equal(labels, _infer_eagerly(rule, head, batch_size))
 
 
-@pytest.mark.parametrize("rule", ["corrected_counts", "bias_rule", "calibrated", "counting_rule"])
+@pytest.mark.parametrize("rule", ["corrected_counts", "averaged_counts", "bias_rule", "calibrated", "counting_rule"])
 def test_a_gradient_of_zeros_still_gives_labels_in_range(rule):
     zero = [jnp.zeros_like(a) for a in _head([0])]
     counts = np.bincount(_infer(rule, zero, 14), minlength=CLASSES)

@@ -121,10 +121,7 @@ def corrected_counts(head: HeadGradient, batch_size: int) -> jax.Array:
     not in the batch get a share too; so where uniform labels would leave half a class out or more, C (1 - 1/C)^B >=
     1/2, shares are measured from the largest column sum, which is then that of an absent class.
     """
-    features, classes = head.kernel_gradient.shape
-    absent = classes * (1 - 1 / classes) ** batch_size
-    zero = head.kernel_gradient.sum(axis=0).max() / features if absent >= 0.5 else head.kernel_gradient.max()
-    return _listed(_nearest_counts(batch_size * _shares_below(zero, head), batch_size), batch_size)
+    return _listed(_nearest_counts(_counts_by_kernel(head, batch_size), batch_size), batch_size)
 
 
 def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
@@ -137,6 +134,18 @@ def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
     """
     gradient = _bias_gradient("bias_rule", head)
     return _listed(_nearest_counts(batch_size * (1 / gradient.size - gradient), batch_size), batch_size)
+
+
+def averaged_counts(head: HeadGradient, batch_size: int) -> jax.Array:
+    """Counts nearest to the mean of what `bias_rule` and `corrected_counts` count; the latter alone without a bias.
+
+    For uploads whose entries a defense has pruned or rounded: the bias has few entries, and the kernel many small ones.
+    Features >= 0 are assumed. Ours.
+    """
+    counts = _counts_by_kernel(head, batch_size)
+    if head.bias_gradient is not None:
+        counts = (counts + batch_size * (1 / head.bias_gradient.size - head.bias_gradient)) / 2
+    return _listed(_nearest_counts(counts, batch_size), batch_size)
 
 
 def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
@@ -200,6 +209,7 @@ LABEL_RULES: Mapping[str, LabelRule] = {
     "fedleak": fedleak,
     "corrected_counts": corrected_counts,
     "bias_rule": bias_rule,
+    "averaged_counts": averaged_counts,
     "calibrated": calibrated,
     "random": random,
 }
@@ -287,6 +297,14 @@ def _bias_gradient(rule: str, head: HeadGradient) -> jax.Array:
 def _smallest(values: jax.Array, count: int) -> jax.Array:
     """The positions of the `count` smallest values, ascending."""
     return jnp.sort(jnp.argsort(values)[:count]).astype(jnp.int32)
+
+
+def _counts_by_kernel(head: HeadGradient, batch_size: int) -> jax.Array:
+    """(C,) the numbers >= 0 that `corrected_counts` rounds."""
+    features, classes = head.kernel_gradient.shape
+    absent = classes * (1 - 1 / classes) ** batch_size
+    zero = head.kernel_gradient.sum(axis=0).max() / features if absent >= 0.5 else head.kernel_gradient.max()
+    return batch_size * _shares_below(zero, head)
 
 
 def _shares_below(zero: jax.Array, head: HeadGradient) -> jax.Array:

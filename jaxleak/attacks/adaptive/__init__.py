@@ -25,6 +25,8 @@ What is done to an update follows from the mechanism that the defense declares (
 | `zeroes`                        | compares the entries that did not arrive as zero                                |
 | `zeroes_head`                   | optimises the labels too, since label rules read what was left out              |
 
+Labels are read by the rule that suits what the mechanism leaves of the last layer's gradient, if they are read by one.
+
 Noise that is ordered like the gradient (`RankedNoise`) stands before the aggregated gradients of many rounds. There the
 door is `informed_rounds`: from the defense, the split model and the plan to the attack on the rounds.
 
@@ -62,9 +64,13 @@ from jaxleak.attacks.adaptive._rounds import InformedRounds, RoundsAttack, infor
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import (
+    AdamStep,
     GaussianNoise,
     LaplaceNoise,
+    Mechanism,
     PrivateNoise,
+    ProportionalNoise,
+    Replayed,
     TensorNoise,
 )
 from jaxleak.models import Classifier
@@ -134,14 +140,28 @@ def informed(
         own = settings.weighing(**weights)
         known = known.weighing(*(chosen for _, chosen in own.priors if chosen.name in weights), **weights)
     if (undone := undone_by(defense)) is not None:
-        # Adam leaves little more than signs of the head's bias, whose entries are large. Those of its kernel are small.
-        rule = "corrected_counts" if known.labels in LABEL_RULES else known.labels
-        known = known.comparing(undone=undone)._replace(labels=rule)
+        known = known.comparing(undone=undone)
     if mechanism.zeroes:
         known = known.comparing(selection=_arrived)
-    if mechanism.zeroes_head and known.labels in LABEL_RULES:
-        known = known._replace(labels="joint")
+    if known.labels in LABEL_RULES:
+        known = known._replace(labels=_label_rule(mechanism) or known.labels)
     return Informed(simulated(mechanism.simulation, client), known)
+
+
+def _label_rule(mechanism: Mechanism) -> str | None:
+    """The label rule that suits what is left of the head's gradient; None where the defense does not harm it.
+
+    The rules were compared on 40 batches of digits, of which no page shows one.
+    """
+    if mechanism.zeroes_head:
+        return "joint"
+    # Adam leaves little more than signs of the head's bias, whose entries are large, and noise in proportion has the
+    # size of each. The many small entries of its kernel average such noise.
+    if isinstance(mechanism.simulation, AdamStep) or isinstance(mechanism.noise, ProportionalNoise):
+        return "corrected_counts"
+    # Pruned or rounded tensor by tensor: of the bias, few entries or steps are left.
+    by_tensor = isinstance(mechanism.simulation, Replayed) or isinstance(mechanism.noise, TensorNoise)
+    return "averaged_counts" if by_tensor else None
 
 
 def reads_weights(defense: Defense) -> bool:
