@@ -21,7 +21,7 @@ def _left(norms, parts, precision=None, head=("head",), noise=None):
     case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), {"params": WEIGHTS}, payload))
     case = case if precision is None else case._replace(precision=precision)
     nothing = np.zeros(0)
-    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing), noise)
+    return left_below_head(case, Rival(nothing, 0.0, 0.0, parts, norms, nothing, nothing, nothing), noise)
 
 
 def test_layers_below_the_head_count_however_small_they_are_beside_it():

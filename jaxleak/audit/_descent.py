@@ -20,8 +20,11 @@ _AS_WELL, _IN_ANY_CASE = 2.0, 0.01
 
 
 def explains_as_well(misfit: float, answer_misfit: float) -> bool:
-    """Whether other images explain an update as well as an answer: a misfit below 0.01, or at most twice its own."""
-    return misfit <= max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
+    """Whether other images explain an update as well as an answer: a misfit below 0.01, or at most twice its own.
+
+    So it is taken to be of a misfit that is no number, since a descent that broke down has shown nothing.
+    """
+    return not misfit > max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
 
 
 class Fit(NamedTuple):

@@ -11,4 +11,5 @@ class Stream(enum.IntEnum):
     ATTACK_START = 2  #: the attack's state before its first step
     ATTACK_STEPS = 3  #: the attack's steps
     RIVALS = 0x41  #: noise from which a descent looks for other images with the same update
+    WEIGHT = int.from_bytes(b"weig")  #: noise on one image, by which the weight of it in its batch is told
     NOISE_ANEW = int.from_bytes(b"nois")  #: noise of a stated defense, as the client's could have been

@@ -20,6 +20,8 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE
 _NOISE = 0.2
 #: Share of the way back to the answer, in SSIM, from which on a descent was on its way there.
 _RETURNING = 0.25
+#: Share of an image's numbers that the update may leave unread: a descent then leaves them exactly as they were.
+_UNREAD = 0.01
 
 
 class Rival(NamedTuple):
@@ -32,6 +34,7 @@ class Rival(NamedTuple):
     part_norms: dict[str, float]  # |g| of every leaf there
     similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
     start_similarity: np.ndarray  # (N,) the same before the descent
+    unread: np.ndarray  # (N,) share of the rival's numbers within (0, 1) that the descent left exactly as they were
 
     @property
     def explains(self) -> bool:
@@ -43,10 +46,12 @@ class Rival(NamedTuple):
         """(N,) bool: images in whose place another one explains the update as well.
 
         The rival explains the update, is another image (SSIM below 0.8), and was not on its way back to the answer: of
-        the similarity that its start lacks, the descent has restored less than a quarter.
+        the similarity that its start lacks, the descent has restored less than a quarter. Nor is an image determined
+        of whose numbers more than 1 % do not change the update at all, as behind a mask.
         """
         returned = self.similarity - self.start_similarity >= _RETURNING * (1 - self.start_similarity)
-        return np.asarray(self.explains & ~(self.similarity >= RECOGNISED_ABOVE) & ~returned)
+        another = self.explains & ~(self.similarity >= RECOGNISED_ABOVE) & ~returned
+        return np.asarray(another | (self.unread > _UNREAD))
 
 
 def rival(
@@ -107,10 +112,13 @@ def rival(
         for images in (jnp.asarray(answer), begun)
     )
     nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
-    other = np.asarray(of_other.x)
+    other, began = np.asarray(of_other.x), np.asarray(begun)
+    within = (began > 0) & (began < 1)  # at a bound, a number may stay where it is because it would go beyond
+    pixels = tuple(range(1, other.ndim))
+    unread = np.sum(within & (other == began), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)
     return Rival(
         other, float(of_other.after.misfit), float(nearest.misfit),
         {name: float(value) for name, value in nearest.parts.items()},
         {name: float(value) for name, value in nearest.norms.items()},
-        similarity(other, answer), similarity(np.asarray(begun), answer),
+        similarity(other, answer), similarity(began, answer), unread,
     )  # fmt: skip

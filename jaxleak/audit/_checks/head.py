@@ -26,7 +26,7 @@ _SOFTMAX = 4 * 6e-8
 #: Relative error from which on the logits are not those of the last dense layer; float32 leaves 1e-6.
 _OTHER_LOGITS = 1e-4
 #: Images that are simulated to learn what the head reads and what follows it.
-_IMAGES = 16
+_IMAGES = 64
 #: Entries below this share of the largest are rounding.
 _ENTRY = 1e-6
 
@@ -105,8 +105,12 @@ def head_of(
 
 def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -> bool | None:
     """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer."""
-    bright = np.linspace(0.1, 1.0, _IMAGES, dtype=np.float32)[:, None, None, None]
-    images = bright * np.random.default_rng(0).random((_IMAGES, *model.image_shape), np.float32)
+    rng = np.random.default_rng(0)
+    images = rng.random((_IMAGES, *model.image_shape), np.float32)
+    # Of few features, all may be positive at images that are alike: half of these are black and white in parts.
+    share = np.linspace(0.0, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
+    images[::2] *= np.linspace(0.1, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
+    images[1::2] = images[1::2] < share
     logits, features = outputs(model, mode, variables, images)
     if not ends_with_head(model, variables["params"], logits, features):
         return None

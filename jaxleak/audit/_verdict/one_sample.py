@@ -136,7 +136,9 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
         if answer is None:
             yield "Peeling was not tried: the time was spent."
             return
-        answer = as_stated(below, answer)._replace(cosine_distance=_furthest_part(peeled, answer.x))
+        # Each part has a scale of its own in its distance; together they have one.
+        furthest = max(answer.cosine_distance, _furthest_part(peeled, answer.x))
+        answer = as_stated(below, answer)._replace(cosine_distance=furthest)
     if answer.finished:
         case.store.keep(PEELED_ALONE, answer)
     yield answer
@@ -192,7 +194,9 @@ def _affine(case: Case, peeled: Peeled) -> Answer | None:
     # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
     distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
     spent: dict[str, Any] = watch.spent
-    return Answer(ALONE, without_rounding(np.asarray(x)[None]), np.full(1, -1), misfit, distance, solved=True, **spent)
+    found = Answer(ALONE, without_rounding(np.asarray(x)[None]), np.full(1, -1), misfit, distance, solved=True, **spent)
+    # A client that scales the gradients of kernel and bias by themselves scales these inputs.
+    return found._replace(dimmer=np.ones(1, bool)) if case.defended else found
 
 
 def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:

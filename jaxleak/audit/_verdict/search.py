@@ -20,6 +20,7 @@ from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.attacks.adaptive._simulation import simulated
 from jaxleak.audit._agreement import agreement
 from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._independent import Independent, independent_numbers
 from jaxleak.audit._indistinct import indistinct, nearest_pairs
 from jaxleak.audit._invert import InversionRun, all_starts, invert
@@ -48,6 +49,11 @@ WITHIN_BOUNDS_BELOW = 0.001
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
 #: times what rounding may have changed in them.
 _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
+#: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
+#: among many by as little as a search leaves.
+_DIMMED = 0.5
+#: The standard deviation of noise that changes an image to another one.
+_NOISE = 0.2
 #: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
 _BLENDED = 0.4
 
@@ -263,9 +269,10 @@ def search(
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
+        undetermined = undetermined | without_weight(case, answer)
         noise = left_by_noise(case, answer)
         answer = answer._replace(
-            undetermined=undetermined, remainder=other.answer_misfit,
+            undetermined=undetermined, remainder=other.answer_misfit, dimmer=dimmer_images(case, answer),
             noise=0.0 if noise is None else noise.of(noise.off),
         )  # fmt: skip
         answer = answer._replace(below_head=left_below_head(case, other, None if answer.lacks_noise else noise))
@@ -333,3 +340,30 @@ def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: n
         case.received.share, case.observation, answer.x, answer.y, answer_misfit, pairs=pairs,
         skip_zeros=case.received.in_part, undone=case.received.undone,
     )  # fmt: skip
+
+
+def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
+    """(B,) bool: images of half the brightness whose update is explained as well.
+
+    In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient. If
+    statistics normalise what comes first, half an image has the same outputs; of batch statistics, the whole batch.
+    """
+    if explains_as_well(misfit_of(case, _DIMMED * answer.x, answer.y), answer.misfit):
+        return np.ones(len(answer.x), bool)
+    return _explained_one_by_one(case, answer, _DIMMED * answer.x)
+
+
+def without_weight(case: Case, answer: Answer) -> np.ndarray:
+    """(B,) bool: images that count for so little that noise on one of them alone does not change the update."""
+    noise = _NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
+    return _explained_one_by_one(case, answer, np.clip(answer.x + np.asarray(noise), 0, 1))
+
+
+def _explained_one_by_one(case: Case, answer: Answer, others: np.ndarray) -> np.ndarray:
+    """(B,) bool: whether the update is explained as well with the other image (B, H, W, C) in that place alone."""
+    found = np.zeros(len(answer.x), bool)
+    for place in range(len(found)):
+        x = answer.x.copy()
+        x[place] = others[place]
+        found[place] = explains_as_well(misfit_of(case, x, answer.y), answer.misfit)
+    return found

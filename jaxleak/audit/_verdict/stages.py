@@ -25,7 +25,7 @@ from jaxleak.audit._verdict.verdict import (
     best_of,
     called,
 )
-from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, dimmer_images, under_any_loss, why_not
+from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, under_any_loss, why_not
 from jaxleak.models import Classifier
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
@@ -195,7 +195,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         if name != ANY_LOSS and answer is not None:
             answer = as_stated(case, answer)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
-            answer = as_fitted(compared_as, answer)._replace(dimmer=dimmer_images(compared_as, answer))
+            answer = as_fitted(compared_as, answer)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
         return answer, pace

@@ -320,6 +320,8 @@ def decide(
             alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
+        # Behind one output, the gradient of a blend of several samples has the form of one sample's.
+        granted = ", if the update is one sample's, as stated" if best.kind == ALONE else granted
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."

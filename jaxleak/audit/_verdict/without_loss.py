@@ -1,17 +1,13 @@
 """What a search without the loss leaves open, which a certificate must know."""
 
-import numpy as np
+import math
 
 from jaxleak._base import total_steps
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
-from jaxleak.audit._descent import explains_as_well
-from jaxleak.audit._verdict.search import Case, misfit_of, rival_of, rounding_of
+from jaxleak.audit._verdict.search import Case, rival_of, rounding_of
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses.mechanisms import Clipped, Recomputed
 
-#: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
-#: among many by as little as a search leaves.
-_DIMMED = 0.5
 #: Relative misfit that a descent without a prior may leave of the update without a further question. Class weights and
 #: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
 #: batch statistics may leave as much of a correct update.
@@ -71,6 +67,8 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     if remainder is None or case.received.undone is not None:  # no noise is known of a gradient between bounds
         return answer
     unknowable = rounding_of(case) + (0.0 if answer.lacks_noise else answer.noise)
+    if math.isinf(unknowable):  # nothing is known of the rounding, so that no other loss is compared either
+        return _at_most(answer, _CERTIFIED_BELOW)
     allowed = _EXPLAINED_BELOW + unknowable
     if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
         answer = answer._replace(beyond=rival_of(case, answer, bounds=_BEYOND).answer_misfit)
@@ -100,22 +98,3 @@ def as_fitted(case: Case, answer: Answer) -> Answer:
         answer: what a search found there.
     """
     return _at_most(answer, _CERTIFIED_BELOW + rounding_of(case))
-
-
-def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
-    """(B,) bool: images of half the brightness whose update is explained as well.
-
-    In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient.
-
-    Args:
-        case: from `under_any_loss`.
-        answer: what a search found there.
-    """
-    found = np.zeros(len(answer.x), bool)
-    if case.share.model.mixes_images(case.share.batch_norm):
-        return found  # batch statistics hide the brightness, whether or not the loss is known
-    for place in range(len(found)):
-        x = answer.x.copy()
-        x[place] *= _DIMMED
-        found[place] = explains_as_well(misfit_of(case, x, answer.y), answer.misfit)
-    return found

@@ -1,0 +1,140 @@
+"""What an audit asks of an answer before it certifies images: brightness, weight in the batch, pixels that are read."""
+
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from small_updates import answer_of, case_of, perceptron
+
+from jaxleak import Batch, Observation, audit, models, protocols
+from jaxleak.audit._checks.contents import _weights
+from jaxleak.audit._checks.head import _reads_positive
+from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._descent import explains_as_well
+from jaxleak.audit._verdict import without_loss
+from jaxleak.audit._verdict.one_sample import _inputs_alone
+from jaxleak.audit._verdict.search import _explained_one_by_one, dimmer_images, without_weight
+from jaxleak.audit._verdict.verdict import ALONE, decide
+
+SHAPE = (8, 8, 1)
+
+
+def case_at(net, x, y, change=lambda variables: variables):
+    """The audit of a network's client at its own images x (N, 8, 8, 1) and labels y, and these as the answer."""
+    model = net if isinstance(net, models.Classifier) else models.classifier(net, image_shape=SHAPE)
+    share, variables = protocols.ClientShare(model), change(reference.drawn(model))
+    payload = jax.jit(share)(variables, Batch(jnp.asarray(x)[:, None], jnp.asarray(y), jnp.arange(len(y))))
+    case = case_of(share, Observation(jnp.zeros((), jnp.int32), variables, payload))._replace(samples=len(y))
+    return case, answer_of()._replace(x=x, y=np.asarray(y), misfit=1e-4)
+
+
+def images(count):
+    return np.asarray(reference.uniform(count, *SHAPE, seed=1))
+
+
+def test_batch_statistics_leave_the_brightness_of_the_batch_open():
+    small = {"channels": (4,), "strides": (2,)}
+    for batch_norm in (True, False):
+        case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=batch_norm, **small), images(2), [0, 1])
+        assert dimmer_images(case, answer).tolist() == [batch_norm] * 2
+
+
+def test_statistics_of_each_image_leave_the_brightness_of_each_open():
+    class Normalised(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(4, (3, 3), use_bias=False)(x)
+            x = nn.GroupNorm(num_groups=1)(x).reshape(len(x), -1)
+            return nn.Dense(3)(nn.relu(x))
+
+    case, answer = case_at(Normalised(), images(2), [0, 1])
+    assert _explained_one_by_one(case, answer, 0.5 * answer.x).tolist() == [True, True]
+    assert dimmer_images(case, answer).tolist() == [True, True]
+    # Of batch statistics one image of the batch alone has no brightness of its own.
+    case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=True, channels=(4,), strides=(2,)), images(2), [0, 1])
+    assert _explained_one_by_one(case, answer, 0.5 * answer.x).tolist() == [False, False]
+
+
+def test_an_image_that_weighs_nothing_in_its_batch_is_not_determined():
+    def sure(variables):  # of class 0, whatever it sees
+        params = variables["params"]
+        return {**variables, "params": params | {"head": params["head"] | {"bias": jnp.array([12.0, 0.0, 0.0])}}}
+
+    net = models.mlp(SHAPE, 3, widths=(8,))
+    case, answer = case_at(net, images(2), [1, 0], sure)
+    assert without_weight(case, answer).tolist() == [False, True]
+    case, answer = case_at(net, images(2), [1, 0])
+    assert without_weight(case, answer).tolist() == [False, False]
+
+
+def test_what_a_mask_hides_is_not_determined():
+    class Masked(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            seen = jnp.arange(SHAPE[1]) < SHAPE[1] - self.hidden
+            return nn.Dense(4)(nn.tanh(nn.Dense(64)((x * seen[:, None]).reshape(len(x), -1))))
+
+        hidden: int = 2
+
+    for hidden in (2, 0):
+        case, answer = case_at(Masked(hidden=hidden), images(2), [0, 1])
+        found = audit.rival(case.share, case.observation, answer.x, answer.y, key=jax.random.key(0), iterations=30)
+        assert found.undetermined.all() == bool(hidden)
+        np.testing.assert_allclose(found.unread, hidden / SHAPE[1], atol=0.1)
+
+
+def test_a_descent_that_broke_down_has_excluded_nothing():
+    assert explains_as_well(float("nan"), 0.1)
+    assert explains_as_well(0.1, float("nan"))
+    assert explains_as_well(0.01, 0.0)
+    assert not explains_as_well(0.011, 0.005)
+
+
+def test_of_rounding_that_is_not_known_no_more_than_five_percent_are_forgiven(monkeypatch):
+    monkeypatch.setattr(without_loss, "rounding_of", lambda _: float("inf"))
+    case = SimpleNamespace(received=SimpleNamespace(undone=None, in_part=False))
+    found = answer_of(agreement=np.ones(2))._replace(undetermined=np.zeros(2, bool), remainder=0.04)
+    assert without_loss.as_stated(case, found).explained
+    assert not without_loss.as_stated(case, found._replace(remainder=0.06)).explained
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_inputs_of_a_layer_have_no_scale_where_the_client_may_have_changed_its_update(defended):
+    """Gradients of kernel and bias that were clipped by themselves scale the inputs."""
+    model = perceptron()
+    x = np.asarray(reference.uniform(1, 4, 4, 1, seed=1))
+    case, _ = case_at(model, x, [2])
+    (answer,) = _inputs_alone(case._replace(defended=defended))
+    assert (answer.dimmer is not None and answer.dimmer.all()) == defended
+    _, (reason,) = decide([], Labels.none(10), answer, [], [])
+    assert answer.attack == ALONE
+    assert ("apart from dimmer copies of 1, whose brightness is not known" in reason) == defended
+    assert reason.endswith("from the update, if the update is one sample's, as stated.")
+
+
+def test_few_entries_that_point_where_the_weights_do_are_suspicious_only():
+    rng = np.random.default_rng(0)
+    for size, status in ((2, "suspicious"), (99, "suspicious"), (100, "failed")):
+        weights = {"a": rng.normal(size=size)}
+        assert _weights({"a": -3 * weights["a"]}, weights).status == status
+
+
+def test_few_features_are_positive_only_if_they_are_so_at_black_and_white_images():
+    """Two units, each of which is negative where one half of the image is white and the other one black."""
+
+    class Halves(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            left, right = x[:, :, :4].mean(axis=(1, 2, 3)), x[:, :, 4:].mean(axis=(1, 2, 3))
+            features = jnp.stack([left - right + 0.15, right - left + 0.15], axis=1)
+            return nn.Dense(3)(nn.relu(features) if self.cut else features)
+
+        cut: bool = False
+
+    for cut in (True, False):
+        model = models.classifier(Halves(cut=cut), image_shape=SHAPE)
+        assert _reads_positive(model, reference.drawn(model), "train") is cut
