@@ -83,6 +83,20 @@ def test_tables_have_no_prior_of_photographs():
         assert known.weight("tv") == expected
 
 
+def test_beside_a_likelihood_a_generator_is_the_only_prior():
+    """Standard normal latents cost half their squares in nats. The prior of GGL also takes off log(variance) / 2."""
+    model, noise = models.build("mlp", (4, 4, 1), 3), defenses.gaussian_payload_noise(0.1)
+    candidate = client_updates.generator_latents(lambda z: z.reshape(len(z), 4, 4, 1), 16)
+    settings = presets.fedleak(5)._replace(candidate=candidate).weighing(latent=0.1, tv=0.1)
+    share = protocols.ClientShare(model)
+    known = adaptive.informed(noise, model, share, settings, batch_size=2).settings
+    assert {prior.name: weight for weight, prior in known.priors if weight} == {"latent": 2 * 16}
+    codes = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    cost = 2 * 16 * (candidate.prior(jnp.asarray(5 * codes)) - candidate.prior(jnp.asarray(codes)))
+    expected = (np.sum((5 * codes) ** 2) - np.sum(codes**2)) / 2 - 2 * 16 * np.log(25) / 2
+    assert float(cost) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "strength", "read"),
     [

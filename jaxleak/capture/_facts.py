@@ -145,7 +145,7 @@ class Facts:
     def as_taken(self) -> dict[str, Any]:
         """Everything on which an audit depends: unknown facts have the value for which it takes them."""
         found = {name: _TAKEN.get(name) if value is None else value for name, value in dataclasses.asdict(self).items()}
-        return {name: value for name, value in found.items() if name != "framework"}  # its arrays have been read
+        return {name: value for name, value in found.items() if name != "framework"}  # the arrays have been read
 
     def as_text(self) -> str:
         """The facts that are known, as JSON."""

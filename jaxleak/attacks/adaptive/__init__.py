@@ -40,7 +40,8 @@ door is `informed_rounds`: from the defense, the split model and the plan to the
 | none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
 
 A likelihood is in nats, so priors that were weighed for another distance do not hold beside it. The variation prior of
-photographs takes their place, unless `prior` or `weights` say otherwise.
+photographs takes their place, unless `prior` or `weights` say otherwise; where a generator's latents have a prior, this
+one, in nats, is all.
 
 Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
 changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from

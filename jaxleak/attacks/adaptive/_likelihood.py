@@ -139,6 +139,12 @@ def shadow_weights(client: KnownClient) -> tuple[float, ...]:
 def _knowing(client: KnownClient, settings: Settings, likelihood: objectives.Distance) -> Settings:
     # A likelihood is in nats, so weights that were chosen for another distance do not hold beside it.
     compared = settings.comparing(distance=likelihood, selection=None)
+    if settings.weight("latent"):
+        # A generator that was trained on public data is the prior. Its latents are drawn from a standard normal
+        # distribution, whose cost in nats the candidate's prior has per latent.
+        shape = client.batch_size, *client.model.image_shape
+        drawn, _ = jax.eval_shape(lambda key: settings.candidate.init(key, shape), own_key(Purpose.WEIGHTS))
+        return compared.weighing(tv=0.0, activation=0.0, latent=float(sum(x.size for x in jax.tree.leaves(drawn))))
     if not client.natural:
         return compared.weighing(tv=presets.bayes(settings.iterations).weight("tv"), activation=0.0)
     height, width, _ = client.model.image_shape

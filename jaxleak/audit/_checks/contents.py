@@ -170,7 +170,7 @@ def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> F
     cosine = inner / norms if norms else 0.0
     evidence = f"The cosine between the update and the model's weights is {cosine:.3f}."
     if abs(cosine) > _WEIGHTS_ABOVE:
-        # Of few entries, a gradient may point where the weights do, such as that of two biases of opposite signs.
+        # A gradient of few entries may point where the weights do, such as that of two biases of opposite signs.
         status: Status = "failed" if sum(a.size for a, _ in pairs) >= _MANY_WEIGHTS else "suspicious"
         cause = "the file holds weights after training"
         return Finding("gradient, not weights", status, evidence, cause, ("--kind weights",))

@@ -107,7 +107,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer."""
     rng = np.random.default_rng(0)
     images = rng.random((_IMAGES, *model.image_shape), np.float32)
-    # Of few features, all may be positive at images that are alike: half of these are black and white in parts.
+    # All of few features may be positive at images that are alike: half of these are black and white in parts.
     share = np.linspace(0.0, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
     images[::2] *= np.linspace(0.1, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
     images[1::2] = images[1::2] < share
