@@ -8,7 +8,7 @@ import numpy as np
 import reference
 
 from jaxleak import Batch, audit, models, protocols
-from jaxleak.audit._verdict import search
+from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.verdict import Answer
 
 
@@ -50,7 +50,7 @@ def changed(tree, path, change):
 
 def case_of(share, observation):
     """An audit of one sample that keeps and shows nothing."""
-    return search.Case(share, observation, 1, None, jax.random.key(0), None)
+    return Case(share, observation, 1, None, jax.random.key(0), None)
 
 
 def pictures(count):

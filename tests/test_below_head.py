@@ -10,7 +10,7 @@ from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._rival import Rival
-from jaxleak.audit._verdict.search import Noise, left_below_head
+from jaxleak.audit._verdict.questions import Noise, left_below_head
 
 WEIGHTS = {"conv": jnp.ones(4), "norm": jnp.ones(4), "head": jnp.ones(4)}
 

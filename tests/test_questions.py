@@ -17,7 +17,7 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import without_loss
 from jaxleak.audit._verdict.one_sample import _inputs_alone
-from jaxleak.audit._verdict.search import _explained_one_by_one, dimmer_images, without_weight
+from jaxleak.audit._verdict.questions import _explained_one_by_one, dimmer_images, without_weight
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)

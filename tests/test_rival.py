@@ -13,7 +13,7 @@ from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
-from jaxleak.audit._verdict.search import blended
+from jaxleak.audit._verdict.questions import blended
 from jaxleak.audit._verdict.verdict import Answer, decide
 
 SHAPE, COUNT = (8, 8, 1), 2

@@ -164,7 +164,7 @@ def test_a_search_looks_at_the_clock_in_time(monkeypatch, gradient, left, chunk)
         clock[0] += gradient
         return jnp.zeros(2)
 
-    monkeypatch.setattr(search, "_misfits", misfits)
+    monkeypatch.setattr(search, "misfits", misfits)
     monkeypatch.setattr(search.time, "monotonic", lambda: clock[0])
     share = SimpleNamespace(model=SimpleNamespace(image_shape=(2, 2, 1)))
     seen = SimpleNamespace(params=None, payload=None)

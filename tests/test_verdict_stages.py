@@ -10,7 +10,7 @@ from small_updates import answer_of, case_of
 
 from jaxleak import Observation, defenses, protocols
 from jaxleak.audit._verdict import one_sample, search, stages
-from jaxleak.audit._verdict.search import graded
+from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
 SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}

@@ -10,8 +10,8 @@ from small_updates import case_of
 from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak._command.audit import _scored
 from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.judgement import _of_another_update, contradicted_by_truth
-from jaxleak.audit._verdict.search import graded
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
 

@@ -16,7 +16,7 @@ from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages, without_loss
-from jaxleak.audit._verdict.search import dimmer_images, left_by_noise
+from jaxleak.audit._verdict.questions import dimmer_images, left_by_noise
 from jaxleak.audit._verdict.verdict import ANY_LOSS, decide
 from jaxleak.audit._verdict.warnings import less_noise
 from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, under_any_loss

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxleak.attacks._inversion.class_rows import ClassLeaf, class_leaves, class_rows
 from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.labels import Labels, label_of_rows
-from jaxleak.audit._verdict.search import Case
+from jaxleak.audit._verdict.case import Case
 
 #: Why no label is claimed where labels cannot be examined.
 _NO_HEAD = "No label is claimed: the update has no gradient of the last dense layer, from which labels are read."

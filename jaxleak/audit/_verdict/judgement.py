@@ -9,8 +9,8 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
 from jaxleak.audit._similarity import closest
+from jaxleak.audit._verdict.case import Case, misfit_of
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
-from jaxleak.audit._verdict.search import Case, misfit_of
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,

@@ -17,7 +17,8 @@ from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.audit._checks.adam import of_one_size
 from jaxleak.audit._invert import invert
-from jaxleak.audit._verdict.search import Case, graded, graded_inputs, search
+from jaxleak.audit._verdict.case import Case, graded, graded_inputs
+from jaxleak.audit._verdict.search import search
 from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer

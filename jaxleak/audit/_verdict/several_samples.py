@@ -18,7 +18,7 @@ from jaxleak.attacks._inversion.spear import (
     spear,
 )
 from jaxleak.audit._invert import InversionRun, invert
-from jaxleak.audit._verdict.search import Case, graded_inputs, rounding_of
+from jaxleak.audit._verdict.case import Case, graded_inputs, rounding_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, SPEAR_ALONE, Answer, called
 

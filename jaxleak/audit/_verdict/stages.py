@@ -11,14 +11,11 @@ from jaxleak._base import Attack, Share
 from jaxleak.attacks import adaptive, presets
 from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks.client_updates import MATCHED_BELOW
+from jaxleak.audit._verdict.case import WITHIN_BOUNDS_BELOW, Case
 from jaxleak.audit._verdict.class_label import with_read_label
 from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
-from jaxleak.audit._verdict.search import (
-    WITHIN_BOUNDS_BELOW,
-    Case,
-    distance_of_truth,
-    search,
-)
+from jaxleak.audit._verdict.questions import distance_of_truth
+from jaxleak.audit._verdict.search import search
 from jaxleak.audit._verdict.verdict import (
     ANY_LOSS,
     Answer,

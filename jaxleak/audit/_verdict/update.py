@@ -19,9 +19,9 @@ from jaxleak.audit._checks import Finding, Precision, check_known_images, checke
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
 from jaxleak.audit._checks.predicted import ONE_SAMPLE
+from jaxleak.audit._verdict.case import Case, Show
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.own_defense import identity_of, known_defense, with_own_defense
-from jaxleak.audit._verdict.search import Case, Show
 from jaxleak.audit._verdict.stages import run_stages
 from jaxleak.audit._verdict.stated import (
     BINARY_LOSS,

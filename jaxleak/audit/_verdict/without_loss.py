@@ -4,7 +4,8 @@ import math
 
 from jaxleak._base import total_steps
 from jaxleak.attacks._inversion.any_loss import any_loss_share, seen_by_any_loss, why_not_any_loss
-from jaxleak.audit._verdict.search import Case, rival_of, rounding_of
+from jaxleak.audit._verdict.case import Case, rounding_of
+from jaxleak.audit._verdict.questions import rival_of
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses.mechanisms import Clipped, Recomputed
 
