@@ -9,8 +9,9 @@ import pytest
 from small_updates import answer_of, case_of
 
 from jaxleak import Observation, defenses, protocols
-from jaxleak.audit._verdict import one_sample, search, stages
+from jaxleak.audit._verdict import one_sample, stages
 from jaxleak.audit._verdict.case import graded
+from jaxleak.audit._verdict.questions import distance_of_truth
 from jaxleak.audit._verdict.verdict import Answer, best_of
 
 SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
@@ -46,7 +47,7 @@ def test_fewer_equations_than_unknowns_certify_nothing(perceptron):
     few = defenses.sparsify(0.5).apply(jax.random.key(3), gradient)
     seen = Observation(jnp.zeros((), jnp.int32), variables, few)
     case = case_of(protocols.ClientShare(model), seen)._replace(defended=True, defense=defenses.sparsify(0.5))
-    found = search.graded(case, "fedleak_400", np.asarray(batch.x[:, 0]), np.asarray(batch.y), agreement=np.ones(1))
+    found = graded(case, "fedleak_400", np.asarray(batch.x[:, 0]), np.asarray(batch.y), agreement=np.ones(1))
     assert found.matched
     assert not found.determined
     assert not found.shown.any()
@@ -77,10 +78,10 @@ def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
         payload = defense.apply(jax.random.key(3), gradient, round=0)
         seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
         case = case_of(share, seen)._replace(defended=True)
-        assert search.graded(case, "fedleak_400", x, y).cosine_distance > without
-        known = search.graded(case._replace(defense=defense), "fedleak_400", x, y)
+        assert graded(case, "fedleak_400", x, y).cosine_distance > without
+        known = graded(case._replace(defense=defense), "fedleak_400", x, y)
         assert known.cosine_distance < through
-        expected = search.distance_of_truth(case._replace(defense=defense), known)
+        expected = distance_of_truth(case._replace(defense=defense), known)
         noisy = defense.mechanism.noise is not None
         assert (expected is not None) == noisy
         assert not noisy or 0.5 < expected / known.cosine_distance < 2
