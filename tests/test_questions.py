@@ -17,7 +17,7 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import without_loss
 from jaxleak.audit._verdict.one_sample import _inputs_alone
-from jaxleak.audit._verdict.questions import _explained_one_by_one, dimmer_images, without_weight
+from jaxleak.audit._verdict.questions import _comparing, _one_by_one, dimmer_images, without_weight
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)
@@ -30,6 +30,12 @@ def case_at(net, x, y, change=lambda variables: variables):
     payload = jax.jit(share)(variables, Batch(jnp.asarray(x)[:, None], jnp.asarray(y), jnp.arange(len(y))))
     case = case_of(share, Observation(jnp.zeros((), jnp.int32), variables, payload))._replace(samples=len(y))
     return case, answer_of()._replace(x=x, y=np.asarray(y), misfit=1e-4)
+
+
+def share_of(case, x):
+    """The update of images in the places of the client's own, as one array."""
+    seen, y = case.observation, jnp.arange(len(x))
+    return reference.flat(case.share(seen.params, Batch(jnp.asarray(x)[:, None], y, y)))
 
 
 def images(count):
@@ -52,11 +58,21 @@ def test_statistics_of_each_image_leave_the_brightness_of_each_open():
             return nn.Dense(3)(nn.relu(x))
 
     case, answer = case_at(Normalised(), images(2), [0, 1])
-    assert _explained_one_by_one(case, answer, 0.5 * answer.x).tolist() == [True, True]
+    assert _one_by_one(_comparing(case, answer), answer, 0.5 * answer.x).tolist() == [True, True]
     assert dimmer_images(case, answer).tolist() == [True, True]
     # Of batch statistics one image of the batch alone has no brightness of its own.
     case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=True, channels=(4,), strides=(2,)), images(2), [0, 1])
-    assert _explained_one_by_one(case, answer, 0.5 * answer.x).tolist() == [False, False]
+    assert _one_by_one(_comparing(case, answer), answer, 0.5 * answer.x).tolist() == [False, False]
+
+
+def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below():
+    """Behind sigmoids the head's gradient hardly depends on the images, and the first layer is small beside it."""
+    case, answer = case_at(models.mlp(SHAPE, 10, widths=(64, 32), activation="sigmoid"), 0.3 * images(2), [0, 1])
+    half = share_of(case, 0.5 * answer.x)
+    sent = reference.flat(case.observation.payload)
+    assert np.linalg.norm(half - sent) < 0.01 * np.linalg.norm(sent)
+    assert not dimmer_images(case, answer).any()
+    assert not without_weight(case, answer).any()
 
 
 def test_an_image_that_weighs_nothing_in_its_batch_is_not_determined():

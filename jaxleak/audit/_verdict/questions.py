@@ -1,7 +1,8 @@
 """What is asked of an answer before its images are certified; nothing here knows the truth."""
 
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -9,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak import objectives
-from jaxleak._base import Batch, PyTree
+from jaxleak._base import Batch, Observation, PyTree
 from jaxleak._random_streams import stream_of
-from jaxleak._tree import named_leaves
+from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.peeling import CUT
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._indistinct import indistinct, nearest_pairs
 from jaxleak.audit._random_streams import Stream
-from jaxleak.audit._received import compiled
+from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._rival import Rival, rival
-from jaxleak.audit._verdict.case import Case, misfit_of
+from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.protocols._defending import mean_of_examples
 
@@ -100,22 +101,36 @@ def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
 def left_below_head(case: Case, other: Rival, noise: Noise | None) -> float:
     """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
 
-    It is 0 where the head is not known, and where these layers are below a thousandth of the update or rounding may
-    have changed them by more than a tenth: then nothing can be said of them. What the stated noise leaves is taken off.
+    It is 0 where nothing can be said of them (`_layers_below`). What the stated noise leaves is taken off.
     """
-    head = {*case.share.model.head_leaves, CUT}
-    lower = [name for name in other.part_norms if name not in head]
-    if len(lower) == len(other.part_norms):
+    lower = _layers_below(case, other.part_norms)
+    if not lower:
         return 0.0
-    payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
-    if case.precision.of_weights and set(lower) - weights.keys():
-        return 0.0  # what was computed from the update, in a unit of its own
     size = math.hypot(*(other.part_norms[name] for name in lower))
-    rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
-    if size <= max(_LOWER_LAYERS_COUNT * math.hypot(*other.part_norms.values()), _OVER_ROUNDING * rounding):
-        return 0.0
     off = math.hypot(*(other.answer_parts[name] * other.part_norms[name] for name in lower if other.part_norms[name]))
     return math.sqrt(max((off / size) ** 2 - (0.0 if noise is None else noise.of(lower)) ** 2, 0.0))
+
+
+def _layers_below(case: Case, norms: dict[str, float]) -> tuple[str, ...]:
+    """The leaves below the head, of which something can be said; none where the head is not known.
+
+    None either where they are below a thousandth of the update or rounding may have changed them by more than a tenth.
+
+    Args:
+        case: the audited update.
+        norms: the norm of every leaf of it.
+    """
+    head = {*case.share.model.head_leaves, CUT}
+    lower = tuple(name for name in norms if name not in head)
+    if len(lower) == len(norms):
+        return ()
+    payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
+    if case.precision.of_weights and set(lower) - weights.keys():
+        return ()  # what was computed from the update, in a unit of its own
+    size = math.hypot(*(norms[name] for name in lower))
+    rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
+    large = size > max(_LOWER_LAYERS_COUNT * math.hypot(*norms.values()), _OVER_ROUNDING * rounding)
+    return lower if large else ()
 
 
 def blended(x: np.ndarray) -> np.ndarray:
@@ -155,22 +170,56 @@ def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
     In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient. If
     statistics normalise what comes first, half an image has the same outputs; of batch statistics, the whole batch.
     """
-    if explains_as_well(misfit_of(case, _DIMMED * answer.x, answer.y), answer.misfit):
+    explained = _comparing(case, answer)
+    if explained(_DIMMED * answer.x):
         return np.ones(len(answer.x), bool)
-    return _explained_one_by_one(case, answer, _DIMMED * answer.x)
+    return _one_by_one(explained, answer, _DIMMED * answer.x)
 
 
 def without_weight(case: Case, answer: Answer) -> np.ndarray:
     """(B,) bool: images that count for so little that noise on one of them alone does not change the update."""
     noise = _NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
-    return _explained_one_by_one(case, answer, np.clip(answer.x + np.asarray(noise), 0, 1))
+    return _one_by_one(_comparing(case, answer), answer, np.clip(answer.x + np.asarray(noise), 0, 1))
 
 
-def _explained_one_by_one(case: Case, answer: Answer, others: np.ndarray) -> np.ndarray:
+def _one_by_one(explained: Callable[[np.ndarray], bool], answer: Answer, others: np.ndarray) -> np.ndarray:
     """(B,) bool: whether the update is explained as well with the other image (B, H, W, C) in that place alone."""
     found = np.zeros(len(answer.x), bool)
     for place in range(len(found)):
         x = answer.x.copy()
         x[place] = others[place]
-        found[place] = explains_as_well(misfit_of(case, x, answer.y), answer.misfit)
+        found[place] = explained(x)
     return found
+
+
+def _comparing(case: Case, answer: Answer) -> Callable[[np.ndarray], bool]:
+    """Whether images explain the update as well as an answer, and the layers below the head by themselves as well.
+
+    The head may have nearly all of the update, and its gradient may hardly depend on the images.
+    """
+    by, seen, y = case.received, case.observation, jnp.asarray(answer.y)
+    lower = _layers_below(case, {name: float(norm(leaf)) for name, leaf in named_leaves(by.told(seen)).items()})
+
+    def misfits(x: np.ndarray) -> tuple[float, float]:
+        whole, below = _misfits_of_parts(by, lower, seen, jnp.asarray(x), y)
+        return float(whole), float(below)
+
+    of_answer = misfits(answer.x)
+
+    def explained(x: np.ndarray) -> bool:
+        return all(explains_as_well(other, own) for other, own in zip(misfits(x), of_answer, strict=True))
+
+    return explained
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _misfits_of_parts(
+    by: Received, lower: tuple[str, ...], seen: Observation, x: jax.Array, y: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Relative misfits of the whole update and of some leaves by themselves; 0 for no leaves."""
+    own = by.of(seen, x, y)
+    explained = by.explained(seen, own)
+    if not lower:
+        return misfit(explained, own), jnp.zeros(())
+    parts = [{name: leaf for name, leaf in named_leaves(tree).items() if name in lower} for tree in (explained, own)]
+    return misfit(explained, own), misfit(*parts)
