@@ -48,13 +48,13 @@ class TestContents:
         ("cosine", "status"), [(0.91, "failed"), (0.89, "passed"), (-0.91, "failed"), (0, "passed")]
     )
     def test_an_update_like_the_weights_is_taken_for_weights(self, cosine, status):
-        weights = {"a": np.array([[3.0]]), "b": np.array([4.0])}
+        weights = {"a": np.full((1, 50), 3.0), "b": np.full(50, 4.0)}
         across = np.sqrt(1 - cosine**2)
         update = {"a": 7 * (cosine * weights["a"] - across * 4), "b": 7 * (cosine * weights["b"] + across * 3)}
         found = contents._weights(update, weights)
         assert found.status == status
         assert f"weights is {cosine:.3f}." in found.evidence
-        nothing = {"a": np.zeros((1, 1)), "b": np.zeros(1)}
+        nothing = {"a": np.zeros((1, 50)), "b": np.zeros(50)}
         assert contents._weights(update, nothing).status == "passed"
 
     def test_zeros_are_counted(self):
