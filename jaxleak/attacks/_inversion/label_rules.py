@@ -132,8 +132,8 @@ def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
     Raises:
         ValueError: without the bias' gradient.
     """
-    gradient = _bias_gradient("bias_rule", head)
-    return _listed(_nearest_counts(batch_size * (1 / gradient.size - gradient), batch_size), batch_size)
+    counts = _counts_by_bias(_bias_gradient("bias_rule", head), batch_size)
+    return _listed(_nearest_counts(counts, batch_size), batch_size)
 
 
 def averaged_counts(head: HeadGradient, batch_size: int) -> jax.Array:
@@ -144,7 +144,7 @@ def averaged_counts(head: HeadGradient, batch_size: int) -> jax.Array:
     """
     counts = _counts_by_kernel(head, batch_size)
     if head.bias_gradient is not None:
-        counts = (counts + batch_size * (1 / head.bias_gradient.size - head.bias_gradient)) / 2
+        counts = (counts + _counts_by_bias(head.bias_gradient, batch_size)) / 2
     return _listed(_nearest_counts(counts, batch_size), batch_size)
 
 
@@ -297,6 +297,11 @@ def _bias_gradient(rule: str, head: HeadGradient) -> jax.Array:
 def _smallest(values: jax.Array, count: int) -> jax.Array:
     """The positions of the `count` smallest values, ascending."""
     return jnp.sort(jnp.argsort(values)[:count]).astype(jnp.int32)
+
+
+def _counts_by_bias(gradient: jax.Array, batch_size: int) -> jax.Array:
+    """(C,) the numbers that `bias_rule` rounds: counts if the mean softmax output is uniform."""
+    return batch_size * (1 / gradient.size - gradient)
 
 
 def _counts_by_kernel(head: HeadGradient, batch_size: int) -> jax.Array:
