@@ -1,0 +1,204 @@
+"""`jaxleak audit` beside Inverting Gradients of the library breaching, on the same files for the same minutes.
+
+    # clients, their updates, and the audits: an hour on two quiet cores
+    python -m experiments.audited
+    # breaching on the same updates, for as long again
+    python -m benchmarks.against_breaching
+
+breaching (`pip install breaching`, by Jonas Geiping and others) is a PyTorch library of attacks. It is called as its
+README says, with its configuration "invertinggradients", and infers the labels by its own rule. At first the seconds of
+an iteration of Inverting Gradients are measured in both libraries, case by case, while nothing else runs, and after
+checking that both put the same distance between the update and that of one random image. breaching then has as many
+iterations as fit into the minutes of an audit, 24,000 at the most as in its configuration, whose schedule of the step
+size depends on that number. They may take longer beside other work. Both sides infer the labels, and are scored by the
+same function. Only the cases of `experiments.audited` whose client computes in PyTorch are run. Finished cases are not
+run again.
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments._by_path import module_at
+from experiments.audited import CASES, Case, folder_of
+from experiments.audited import Args as Audited
+from jaxleak import _validate, attacks, audit, capture, metrics, models, objectives, protocols
+from jaxleak._base import Batch, Observation
+from jaxleak.attacks import presets
+from jaxleak.study import RunFolder, default_out, run_command
+from jaxleak.study.cell_reports import write_rows
+from jaxleak.study.files import read_json, write_json
+
+#: The most iterations of breaching's configuration, those of the trial that tells its pace, and of its warm-up.
+_MOST, _TRIAL, _WARM_UP = 24_000, 30, 5
+#: How far the two libraries' distances may lie apart for one image, of distances up to 2.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True)
+class Args:
+    """Which audits to stand beside."""
+
+    audits: Path = Path("runs/audited/cifar10")
+    """Run folder of `experiments.audited`; its budget and seed count here, too."""
+    only: tuple[str, ...] = ()
+    """Names of cases; by default all whose client computes in PyTorch."""
+    out: Path | None = None
+    """Folder of the run."""
+    fresh: bool = False
+    """Start over."""
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Run breaching on the files of the cases, and put its scores beside those of the audits.
+
+    Raises:
+        ValueError: on names that are no cases, or no audits in the folder.
+        ImportError: if breaching is missing.
+    """
+    names = [name for name, case in CASES.items() if case.in_torch]
+    for name in args.only:
+        _validate.one_of(names, only=name)
+    audits = _audits_of(args.audits)
+    folder = RunFolder(
+        args.out or default_out("against_breaching", "cifar10"), "against_breaching", asdict(args), fresh=args.fresh,
+        program="python -m benchmarks.against_breaching",
+    )  # fmt: skip
+    rows: dict[str, dict[str, Any]] = {name: {} for name in args.only or names}
+    for what, found_by in (("pace", _pace), ("scores", _scores)):
+        for name, row in rows.items():
+            path = folder.path / f"{name}-{what}.json"
+            if args.fresh or not path.exists():
+                with folder.phase(f"{name}, {what}"):
+                    found = found_by(_Client(CASES[name], folder_of(args.audits, name, audits)), audits, row)
+                    write_json(path, found)
+            row |= read_json(path, dict)
+            print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+    cells = [{"case": name} | row for name, row in rows.items()]
+    write_rows(folder, "jaxleak beside breaching", args, cells, seeds=(audits.seed,))
+    folder.finish({"by_case": rows}, cells=cells)
+    return rows
+
+
+def _audits_of(folder: Path) -> Audited:
+    if not (folder / "config.json").exists():
+        raise ValueError(f"audits must be a run folder of python -m experiments.audited, and {folder} is none")
+    options = read_json(folder / "config.json", dict)
+    return Audited(data=options["data"], seed=options["seed"], minutes=options["minutes"])
+
+
+def _pace(client: "_Client", audits: Audited, row: dict[str, Any]) -> dict[str, float]:
+    """Seconds of an iteration in both libraries, and how many of breaching's fit into an audit."""
+    del row
+    theirs = client.pace(audits.seed)
+    ours, difference = client.jaxleak_pace()
+    if difference > _SAME:
+        raise RuntimeError(f"the libraries' distances for one image differ by {difference:.1e}")
+    return {
+        "breaching_seconds_per_iteration": theirs,
+        "jaxleak_seconds_per_iteration": ours,
+        "distances_differ_by": difference,
+        "iterations": max(1, min(_MOST, math.floor(60 * audits.minutes / theirs))),
+    }
+
+
+def _scores(client: "_Client", audits: Audited, row: dict[str, Any]) -> dict[str, float]:
+    """Scores of both libraries."""
+    audited = read_json(client.files / "audit" / "results.json", dict)["metrics"]
+    with np.load(client.files / "truth.npz") as truth:
+        x, y = truth["x"], truth["y"]
+    images, labels = client.attack(row["iterations"], audits.seed)
+    scores, _ = metrics.image_scores(x, images, true_labels=y, labels=labels)
+    kept = ("psnr", "ssim", "label_accuracy")
+    return {
+        **{f"jaxleak_{key}": audited[key] for key in kept},
+        **{f"breaching_{key}": scores[key] for key in kept},
+        "grey_psnr": scores["psnr_grey"],
+    }
+
+
+class _Client:
+    """What both libraries are told of a client: its network and its update."""
+
+    def __init__(self, case: Case, files: Path) -> None:
+        import torch
+
+        self.case, self.files, self.update = case, files, capture.load(files / "update.safetensors").arrays
+        network = module_at("examples/networks/torch_networks.py")
+        self.net = getattr(network, case.network)()
+        self.net.load_state_dict(torch.load(files / "weights.pt", weights_only=True))
+        self.net.train(case.batch_norm == "train")
+
+    def attack(self, iterations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images (B, H, W, channels) and labels (B,) that breaching finds."""
+        import breaching
+        import torch
+
+        torch.manual_seed(seed)
+        config = breaching.get_attack_config("invertinggradients", [f"optim.max_iterations={iterations}"])
+        attacker = breaching.attacks.prepare_attack(self.net, torch.nn.CrossEntropyLoss(), config)
+        # breaching takes statistics of the batch if nobody sends any, and evaluation mode otherwise.
+        buffers = None if self.case.batch_norm == "train" else list(self.net.buffers())
+        payload = {
+            "parameters": [parameter.detach() for parameter in self.net.parameters()],
+            "buffers": buffers,
+            "metadata": SimpleNamespace(shape=(3, 32, 32), modality="vision"),
+        }
+        told = {"num_data_points": self.case.batch_size, "labels": None, "local_hyperparams": None}
+        shared = {
+            "gradients": [torch.tensor(self.update[name]) for name, _ in self.net.named_parameters()],
+            "buffers": buffers,
+            "metadata": told,
+        }
+        found, _ = attacker.reconstruct([payload], [shared], {})
+        return found["data"].permute(0, 2, 3, 1).numpy(), found["labels"].numpy()
+
+    def pace(self, seed: int) -> float:
+        """Seconds of an iteration of breaching."""
+        self.attack(_WARM_UP, seed)
+        begin = time.perf_counter()
+        self.attack(_TRIAL, seed)
+        return (time.perf_counter() - begin) / _TRIAL
+
+    def jaxleak_pace(self) -> tuple[float, float]:
+        """Seconds of an iteration of jaxleak's Inverting Gradients, and how far the libraries' distances lie apart."""
+        model, variables = models.from_torch(self.net, image_shape=(32, 32, 3))
+        share = protocols.ClientShare(model, batch_norm="train" if self.case.batch_norm == "train" else "eval")
+        payload = {name: jnp.asarray(array) for name, array in self.update.items()}
+        seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
+        size = self.case.batch_size
+        attack = attacks.inversion(model, share, presets.inverting_gradients(), batch_size=size)
+        template = Batch(jnp.zeros((size, 1, 32, 32, 3)), jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.int32))
+        marks = [time.perf_counter()]
+        audit.invert(
+            attack, seen, audit.template_of(template), key=jax.random.key(0), iterations=5 * _TRIAL, chunk=_TRIAL,
+            callbacks=(lambda *_: marks.append(time.perf_counter()),),
+        )  # fmt: skip
+        return float(np.median(np.diff(marks[1:]))) / _TRIAL, self._difference(share, seen)
+
+    def _difference(self, share: protocols.ClientShare, seen: Observation) -> float:
+        import torch
+
+        size = self.case.batch_size
+        images = np.random.default_rng(0).random((size, 32, 32, 3), np.float32)
+        batch = Batch(jnp.asarray(images)[:, None], jnp.zeros(size, jnp.int32), jnp.arange(size))
+        ours = objectives.cosine(seen.payload, share(seen.params, batch))
+        loss = torch.nn.functional.cross_entropy(
+            self.net(torch.tensor(images).permute(0, 3, 1, 2)), torch.zeros(size, dtype=torch.long)
+        )
+        theirs = torch.autograd.grad(loss, list(self.net.parameters()))
+        from breaching.attacks.auxiliaries.objectives import CosineSimilarity
+
+        observed = [torch.tensor(self.update[name]) for name, _ in self.net.named_parameters()]
+        return abs(float(ours) - float(CosineSimilarity().gradient_based_loss(theirs, observed)))
+
+
+if __name__ == "__main__":
+    run_command(main, Args, __doc__)
