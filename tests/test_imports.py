@@ -29,6 +29,7 @@ FLOORS = {
             "_configuration",
             "_identity",
             "_in_words",
+            "_jitted",
             "_lazy",
             "_lock",
             "_magnitudes",

@@ -1,6 +1,5 @@
 """Images that descend on the distance of their update to another one alone, without any prior."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak._base import Observation, PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.smoothing import next_sharpness, smoothing
 from jaxleak.audit._received import Received, misfit
@@ -43,7 +43,7 @@ class Descent(NamedTuple):
     after: Fit
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))
+@jitted_for_few(0, 6)
 def descend(
     received: Received, seen: Observation, start: jax.Array, places: jax.Array, y: jax.Array, bounds: jax.Array,
     iterations: int,

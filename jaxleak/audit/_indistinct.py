@@ -81,7 +81,7 @@ def indistinct(
         places, start = np.arange(len(answer), dtype=np.int32), answer.copy()
         places[second] = first
         start[first] = answer[[first, second]].mean(axis=0)
-        end = descend(received, observation, start, places, labels, bounds, iterations)
+        end = descend(received, observation, jnp.asarray(start), jnp.asarray(places), labels, bounds, iterations)
         if explains_as_well(float(end.after.misfit), answer_misfit):
             found[[first, second]] = True
     return found

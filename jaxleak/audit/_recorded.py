@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak._random_streams import stream_of
 from jaxleak.audit._private import check_private
 from jaxleak.audit._random_streams import Stream
@@ -50,7 +51,7 @@ def watch(
     return state, observations
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 5))
+@jitted_for_few(0, 1, 5)
 def _watch(
     protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, key: jax.Array, rounds: int
 ) -> tuple[ProtocolState, Observation]:

@@ -13,7 +13,6 @@ z may be of any shape; of a bias it is a constant.
 Which leaves are of this kind is not taken from names: products of the Jacobian with random vectors tell it.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import BatchNormMode, PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import HeadLayer
@@ -76,7 +76,7 @@ def class_leaves(model: Classifier, variables: PyTree, payload: PyTree, mode: Ba
     return tuple(leaves)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@jitted_for_few(0, 1, 2)
 def _products(
     model: Classifier, mode: BatchNormMode, names: tuple[str, ...], variables: PyTree, x: jax.Array, v: jax.Array
 ) -> dict[str, jax.Array]:

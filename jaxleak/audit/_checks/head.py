@@ -4,7 +4,6 @@ For the mean cross-entropy of n samples with softmax outputs p and features f, t
 p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.attacks._inversion.label_rules`.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
@@ -130,7 +130,7 @@ def ends_with_head(model: Classifier, params: PyTree, logits: jax.Array, feature
     return bool(np.abs(centred[0] - centred[1]).max() <= allowed * max(np.abs(centred[0]).max(), 1e-30))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # compiled once for a model, which is audited again and again
+@jitted_for_few(0, 1)
 def outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: Any) -> tuple[jax.Array, ...]:
     """Logits (B, C) of images (B, H, W, channels), and what the model takes for their features."""
     return model.apply(variables, images, mode=mode)[:2]

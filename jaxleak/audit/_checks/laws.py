@@ -6,7 +6,6 @@ batch statistic normalises. Along such a direction the gradient of every loss an
 has its laws, and an update computed at other weights, in the other mode, or stored in another layout breaks them.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxleak._base import Batch, PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.precision import FULL, Precision
 from jaxleak.models import Classifier
@@ -135,7 +135,7 @@ def _weight(axis: int, shape: tuple[int, ...]) -> np.ndarray:
     return numbers.reshape([size if a == axis else 1 for a in range(len(shape))]).astype(np.float32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@jitted_for_few(0, 1, 2)
 def _slopes(
     model: Classifier, mode: BatchNormMode, directions: tuple[tuple[str, int], ...], variables: PyTree, key: jax.Array
 ) -> jax.Array:
@@ -204,7 +204,7 @@ def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
     return {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
+@jitted_for_few(0, 2)
 def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Array) -> PyTree:
     image_key, label_key = jax.random.split(key)
     x = _images(image_key, samples, share.model.image_shape)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxleak import objectives
 from jaxleak._base import Batch, Observation
+from jaxleak._jitted import jitted_for_few
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks.adaptive._adam import undone_by
 from jaxleak.attacks.adaptive._client import KnownClient
@@ -78,7 +79,7 @@ class Case(NamedTuple):
         return template_of(Batch(images, numbers, numbers))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted_for_few(0)
 def misfits(by: Received, seen: Observation, x: jax.Array, y: jax.Array) -> jax.Array:
     own = by.of(seen, x, y)
     explained = by.explained(seen, own)

@@ -1,6 +1,5 @@
 """What is asked of an answer before its images are certified; nothing here knows the truth."""
 
-import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 
 from jaxleak import objectives
 from jaxleak._base import Batch, Observation, PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak._random_streams import stream_of
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.peeling import CUT
@@ -212,7 +212,7 @@ def _comparing(case: Case, answer: Answer) -> Callable[[np.ndarray], bool]:
     return explained
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@jitted_for_few(0, 1)
 def _misfits_of_parts(
     by: Received, lower: tuple[str, ...], seen: Observation, x: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxleak._base import Attack
+from jaxleak._jitted import jitted_for_few
 from jaxleak.attacks._inversion.spear import (
     MISFIT_BELOW,
     SOLVED_BELOW,
@@ -28,7 +29,7 @@ LAYER_MISFIT_BELOW = 1e-3
 _SHARE = 0.3
 
 
-_images_without_loss = jax.jit(images_without_loss, static_argnums=(0, 1, 2))
+_images_without_loss = jitted_for_few(0, 1, 2)(images_without_loss)
 
 
 class _EndedError(Exception):
