@@ -71,7 +71,13 @@ def replaced(tree: PyTree, leaves: Mapping[str, Any]) -> PyTree:
 
 
 def below(names: Iterable[str], paths: Collection[str] | None) -> list[str]:
-    """The names that are one of the paths or lie below one; all names if paths are None."""
+    """The names that are one of the paths or lie below one; all names if paths are None.
+
+    Raises:
+        ValueError: if the paths are a text, whose letters would be taken for paths.
+    """
+    if isinstance(paths, str):
+        raise ValueError(f"paths of leaves must be a list, such as ({paths!r},), got a text")
     return [name for name in names if paths is None or any(f"{name}/".startswith(f"{path}/") for path in paths)]
 
 

@@ -103,6 +103,14 @@ def count_in_range(low: int, high: int, **named: int) -> None:
     count(**named)
 
 
+def index_below(size: int, **named: int) -> None:
+    """Raise `ValueError` unless every value is whole and in [0, size), as a place in a list of that size."""
+    for name, value in named.items():
+        if not (_in_some_range(name, value) and 0 <= value < size):
+            raise ValueError(f"{name} must be in [0, {size}), got {value}")
+    _whole(named)
+
+
 def one_of(allowed: Collection[Any], **named: Any) -> None:
     """Raise `ValueError` unless every value is one of `allowed`, which the message lists."""
     for name, value in named.items():
@@ -171,6 +179,8 @@ def batch_labels(y: Any, samples: int, num_classes: int, *, distributions: bool 
     if isinstance(y, jax.core.Tracer):
         return
     values = np.asarray(y)
+    if not len(values):
+        raise ValueError("a batch must hold at least one sample, got none")
     if values.ndim == 2:
         _soft_labels(values.astype(np.float64), distributions)
         return

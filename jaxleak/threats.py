@@ -138,10 +138,10 @@ def _check_party(party: int) -> None:
 def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:
     # Unselected leaves become None. Compiled together with the protocol, XLA then drops the work behind them.
     leaves = named_leaves(payload)
+    granted = set(below(leaves, paths))
     for path in paths:
         if not below(leaves, [path]):
             groups = dict.fromkeys(name.split("/")[0] for name in leaves)
             raise ValueError(f"payload has no leaf {path!r}; top-level groups are {list(groups)}")
-    granted = set(below(leaves, paths))
     kept = [leaf if name in granted else None for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(payload), kept)

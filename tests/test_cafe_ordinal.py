@@ -8,6 +8,7 @@ from jaxleak import attacks, audit, data, models, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import censored, exact, ordinal
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
 from jaxleak.attacks._cafe.least_squares import solve_features
 from jaxleak.attacks.adaptive._rounds import own_gradient
 from jaxleak.defenses import fake_gradients
@@ -300,6 +301,7 @@ def test_step_three_is_run_unless_it_is_asked_not_to(setting, monkeypatch, modul
     monkeypatch.setattr(module, "_recovered", lambda *_: "recovered")
     monkeypatch.setattr(module, "answer_of", lambda *given, **options: asked.append((given[2:], options)))
     build = getattr(module, f"cafe_{module.__name__.rpartition('.')[2]}")
-    for options in ({}, {"invert": False, "inversion": "options", "seed": 4}):
+    chosen = FeatureInversionOptions(max_steps=3)
+    for options in ({}, {"invert": False, "inversion": chosen, "seed": 4}):
         build(model, plan, **options).reconstruct(None, Observation(jnp.int32(0), params={"first": 1}))
-    assert asked == [(("recovered", None, 0), {"invert": True}), (("recovered", "options", 4), {"invert": False})]
+    assert asked == [(("recovered", None, 0), {"invert": True}), (("recovered", chosen, 4), {"invert": False})]

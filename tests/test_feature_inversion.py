@@ -285,7 +285,7 @@ class TestSlices:
         assert not found.steps.any()
         assert not found.restarts.any()
 
-    @pytest.mark.parametrize(("chunk", "sizes"), [(2, [2, 2, 2]), (5, [5]), (8, [8])])
+    @pytest.mark.parametrize(("chunk", "sizes"), [(2, [2, 2, 2]), (5, [5]), (8, [5])])
     def test_every_chunk_has_the_same_size_and_no_sample_is_inverted_more_often_than_that_asks(
         self, monkeypatch, chunk, sizes
     ):

@@ -80,6 +80,7 @@ def cancelling_noise(scale: float, clients: int) -> Defense:
         ValueError: on values out of range; when applied to leaves without an axis of `clients` clients.
     """
     _validate.non_negative(scale=scale)
+    _validate.count(clients=clients)
     if clients < 2:
         raise ValueError(f"clients must be >= 2, got {clients}: the noise of a single client has no partner to cancel")
 

@@ -113,7 +113,7 @@ def tenseal() -> ModuleType:
     try:
         import tenseal
     except ImportError as error:
-        raise ImportError("layers on ciphertexts need TenSEAL: pip install 'jaxleak[encryption]'") from error
+        raise ImportError("layers on ciphertexts need TenSEAL: pip install tenseal") from error
     return tenseal
 
 

@@ -129,7 +129,7 @@ def encrypted_first(
     _validate.one_of(CIPHERS, cipher=cipher)
     _validate.positive(blind=blind, mask=mask)
     if active is not None:
-        _validate.non_negative(active=active)
+        _validate.count_or_zero(active=active)
     if cipher == "ckks":
         tenseal()  # a missing library shows now, not in the first step of training
     owners: dict[int, SecretOwner] = {}
@@ -143,7 +143,7 @@ def encrypted_first(
 
     def layer(key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
         if active is not None:
-            _validate.in_range(0, len(embeddings) - 1, active=active)
+            _validate.index_below(len(embeddings), active=active)
         kernels = jnp.split(params["kernel"], len(embeddings))
         z = params["bias"]
         for party, (alpha, weights) in enumerate(zip(embeddings, kernels, strict=True)):

@@ -101,7 +101,7 @@ def federated_averaging(
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
     _validate.one_of(WEIGHTINGS, weighting=weighting)
     chosen_size = len(parts) if clients_per_round is None else clients_per_round
-    _validate.in_range(1, len(parts), clients_per_round=chosen_size)
+    _validate.count_in_range(1, len(parts), clients_per_round=chosen_size)
     own, counts = _padded(parts)
     check_defense(
         defense,
@@ -207,6 +207,11 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
         return jnp.argmax(model.apply(variables, x, mode="eval").logits, axis=-1)
 
     def evaluate(variables: PyTree, x: jax.Array, y: jax.Array) -> float:
+        if x.shape[1:] != model.image_shape:
+            raise ValueError(f"x must have shape (n, {', '.join(map(str, model.image_shape))}), got {x.shape}")
+        if y.ndim != 1:
+            raise ValueError(f"y must hold one label per image, shape ({len(x)},), got {y.shape}")
+        _validate.batch_labels(y, len(x), model.num_classes)
         pieces = [predicted(variables, x[i : i + _EVALUATED_TOGETHER]) for i in range(0, len(x), _EVALUATED_TOGETHER)]
         return float(np.mean(np.concatenate([np.asarray(piece) for piece in pieces]) == np.asarray(y)))
 

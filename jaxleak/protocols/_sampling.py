@@ -5,6 +5,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxleak import _validate
+
 Sampling = Literal["epoch", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "uniform")
 #: Tag of the keys that defenses draw with. `draw_batch` folds the round into the run's key, and shuffles with children
@@ -32,7 +34,12 @@ def draw_batch(key: jax.Array, step: jax.Array, *, num_samples: int, batch_size:
         batch_size: K <= N.
         sampling: "uniform" draws every batch independently from all C(N, K) (CAFE's set S); "epoch" cuts a fresh
             permutation per epoch into floor(N / K) batches and leaves the remainder out of that epoch.
+
+    Raises:
+        ValueError: on another sampling, or a batch that is larger than the private set.
     """
+    _validate.one_of(SAMPLINGS, sampling=sampling)
+    _validate.count_in_range(1, num_samples, batch_size=batch_size)
     if sampling == "uniform":
         return jax.random.permutation(jax.random.fold_in(key, step), num_samples)[:batch_size]
     per_epoch = num_samples // batch_size
@@ -55,7 +62,13 @@ def draw_worker_batches(
 
     Returns:
         (K,) integers, worker by worker.
+
+    Raises:
+        ValueError: on another sampling, or workers who do not divide N and K.
     """
+    _validate.count(workers=workers)
+    if num_samples % workers or batch_size % workers:
+        raise ValueError(f"workers={workers} must divide num_samples={num_samples} and batch_size={batch_size}")
 
     def one(worker: jax.Array) -> jax.Array:
         own = draw_batch(

@@ -112,6 +112,7 @@ def _largest_integer(clients: int) -> int:
 
 
 def _check(clients: int, fraction_bits: int) -> None:
+    _validate.count(clients=clients)
     if clients < 2:
         raise ValueError(f"clients must be >= 2, got {clients}: the sum over one client is its payload")
-    _validate.in_range(0, 30, fraction_bits=fraction_bits)
+    _validate.index_below(31, fraction_bits=fraction_bits)

@@ -24,7 +24,7 @@ from jaxleak.attacks._cafe.exact import (
     recorded,
     rows_to_add,
 )
-from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions, check_step_three
 from jaxleak.attacks._cafe.least_squares import LinearSolution, incidence_matrix, live_rows
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
@@ -112,12 +112,14 @@ def cafe_censored(
         An `Attack` whose answer is like that of `cafe_exact`.
 
     Raises:
-        ValueError: if the plan is for several workers; when an observation is first seen, if the threat withholds what
-            is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing
-            (says how many) or Step II's rounds did not show the kernel's gradient.
+        ValueError: if the plan is for several workers, or options or the seed are out of range; when an observation is
+            first seen, if the threat withholds what is read or the batch is not of the plan's size; and in
+            `reconstruct`, if rounds of the plan are missing (says how many) or Step II's rounds did not show the
+            kernel's gradient.
     """
     if plan.workers != 1:
         raise ValueError(f"cafe_censored attacks rounds of one worker, got a plan for {plan.workers} workers")
+    check_step_three(inversion, seed)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
     reads = Reads("cafe_censored", leaves=("first/bias",), index=True)

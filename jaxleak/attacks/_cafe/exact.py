@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxleak import _mesh, _validate
 from jaxleak._base import Attack, Batch, Loss, Observation, PyTree, Reconstruction
-from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions, check_step_three
 from jaxleak.attacks._cafe.labels import recover_labels
 from jaxleak.attacks._cafe.least_squares import (
     DIRECT_LIMIT,
@@ -192,11 +192,12 @@ def cafe_exact(
         consistency. A sample without an answer has the score inf either way.
 
     Raises:
-        ValueError: when an observation is first seen, if the threat withholds what is read or the batch is not of the
-            plan's size; and in `reconstruct`, if rounds of the plan are missing (says how many), Step II's rounds did
-            not show the kernel's gradient, or V has too low a rank for the number of rounds.
+        ValueError: on options or a seed out of range; when an observation is first seen, if the threat withholds what
+            is read or the batch is not of the plan's size; and in `reconstruct`, if rounds of the plan are missing
+            (says how many), Step II's rounds did not show the kernel's gradient, or V has too low a rank for the number
+            of rounds.
     """
-
+    check_step_three(inversion, seed)
     # Step I needs no more than these; Step II reads "first/kernel" too, once the threat grants it.
     reads = Reads("cafe_exact", leaves=("first/bias",), index=True)
 

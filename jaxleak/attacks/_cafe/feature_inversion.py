@@ -52,6 +52,12 @@ class FeatureInversionOptions(NamedTuple):
         bounds_of(self)
 
 
+def check_step_three(options: FeatureInversionOptions | None, seed: int) -> None:
+    """Raise `ValueError` on options or a seed out of range, before the rounds are watched that Step III comes after."""
+    _validate.seeds(seed=seed)
+    (options or FeatureInversionOptions()).check()
+
+
 class FeatureInversionResult(NamedTuple):
     """Slices with their certificates."""
 

@@ -27,7 +27,7 @@ from jaxleak.attacks._cafe.exact import (
     recorded,
     rows_to_add,
 )
-from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions
+from jaxleak.attacks._cafe.feature_inversion import FeatureInversionOptions, check_step_three
 from jaxleak.attacks._cafe.least_squares import incidence_matrix, incidence_solver, live_rows, solve_features
 from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
@@ -105,6 +105,7 @@ def cafe_ordinal(
     """
     if plan.workers != 1:
         raise ValueError(f"cafe_ordinal attacks rounds of one worker, got a plan for {plan.workers} workers")
+    check_step_three(inversion, seed)
     _validate.one_of(KEPT, reading=reading)
     _validate.positive(variance=variance, kernel_scale=kernel_scale)
     _validate.count(sweeps=sweeps)

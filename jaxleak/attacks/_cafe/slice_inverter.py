@@ -15,6 +15,7 @@ from jaxleak.attacks._cafe.feature_inversion import (
     FeatureInversionOptions,
     FeatureInversionResult,
     bounds_of,
+    check_step_three,
     invert_features,
 )
 from jaxleak.models import SplitModel
@@ -48,10 +49,10 @@ class SliceInverter:
             mesh: devices that every chunk is divided among, and that exchange nothing; None is one device.
 
         Raises:
-            ValueError: on options out of range.
+            ValueError: on options or a seed out of range.
         """
+        check_step_three(options, seed)
         options = options or FeatureInversionOptions()
-        options.check()
         self._mesh = mesh
         self._model, self._extractor, self._options = model, params["extractor"], options
         self._key = jax.random.key(seed)
@@ -142,6 +143,7 @@ def invert_slices(
             np.zeros((*shape, *model.slice_shape), np.float32), *(np.zeros(shape) for _ in range(3))
         )
     inverter = SliceInverter(model, params, options=options, seed=seed)
+    chunk = min(chunk, len(h))
     # The last chunk is padded with repeats, so that one compiled program serves all of them.
     padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk)
     parts = [inverter(h[rows], index[rows]) for rows in padded.reshape(-1, chunk)]

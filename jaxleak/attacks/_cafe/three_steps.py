@@ -137,6 +137,8 @@ class CafeOptions(NamedTuple):
         if len(self.lengths) != 2:
             raise ValueError(f"iterations must be one number or two, for Steps I and II, got {self.iterations}")
         _validate.count(**{f"iterations[{i}]": length for i, length in enumerate(self.lengths)})
+        if not isinstance(self.thresholds, Sequence) or len(self.thresholds) != 2:
+            raise ValueError(f"thresholds must be two numbers, for Steps I and II, got {self.thresholds}")
         _validate.non_negative(**{f"thresholds[{i}]": value for i, value in enumerate(self.thresholds)})
         _validate.positive(
             output_learning_rate=self.output_learning_rate,

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _validate
+from jaxleak._tree import concrete
 from jaxleak.models._classifier import HeadLayer
 
 # Constants of the rule `calibrated`: the rounds of its fixed point, and the weight of its estimate of the mean softmax,
@@ -232,7 +234,8 @@ def infer_labels(
     Args:
         rule: one of `LABEL_RULES`.
         kernel_gradient: (F, C).
-        bias_gradient: (C,), or None where the layer has no bias; read by "bias_rule" and "calibrated".
+        bias_gradient: (C,), or None where the layer has no bias; read by "bias_rule", "averaged_counts" and
+            "calibrated".
         batch_size: B >= 1, static. For several local steps, the samples of all of them.
         kernel: (F, C), the layer's kernel; read by "calibrated".
         bias: (C,), the layer's bias; read by "calibrated".
@@ -243,7 +246,7 @@ def infer_labels(
 
     Raises:
         ValueError: if the rule is unknown, a batch size is outside its range, something that it reads is missing, or
-            the shapes do not fit.
+            the shapes do not fit, or values are not finite.
     """
     _validate.one_of(LABEL_RULES, rule=rule)
     _validate.count(batch_size=batch_size)
@@ -254,6 +257,10 @@ def infer_labels(
     for name, (array, shape) in {**shapes, "kernel": (kernel, (features, classes))}.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must have shape {shape} to fit kernel_gradient, got {array.shape}")
+    given = {"kernel_gradient": kernel_gradient, "bias_gradient": bias_gradient, "kernel": kernel, "bias": bias}
+    for name, array in concrete(given).items():
+        if array is not None and not np.isfinite(np.asarray(array)).all():
+            raise ValueError(f"{name} must be finite: labels would come out that no gradient speaks for")
     return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), batch_size)
 
 

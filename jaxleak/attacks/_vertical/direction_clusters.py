@@ -2,8 +2,9 @@
 
 For softmax with cross-entropy the gradient at the top's output is p - onehot(y), so a sample's cut gradient is the
 top's Jacobian times a vector that points away from its class. Samples of one class share a direction, whatever the
-parameters are; which class a direction belongs to is all that has to be learned elsewhere. Everything here is
-chosen by the attacker's own objectives. NumPy on the host.
+parameters are; which class a direction belongs to is all that has to be learned elsewhere. Clusters and their number
+are chosen by the attacker's own objectives. The two cosines below are constants, and the first of them was set after
+directions of known classes had been seen, on the tables that docs/vflrecon.md reports. NumPy on the host.
 """
 
 import warnings

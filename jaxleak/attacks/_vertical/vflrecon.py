@@ -63,7 +63,7 @@ def shadow_params(
         ValueError: if the parameters that `shadow_init` needs are missing, or it is unknown.
     """
     _validate.one_of(SHADOW_INITS, shadow_init=shadow_init)
-    _validate.in_range(0, model.parties - 1, party=party)
+    _validate.index_below(model.parties, party=party)
     if shadow_init == "shared":
         if initial is None:
             raise ValueError("shadow_init='shared' needs the real run's initial parameters")
@@ -159,7 +159,7 @@ def train_vflrecon(
 
 def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, private: Batch, party: int) -> None:
     """Raise `ValueError` unless the party exists, and the record of all steps and the private records are its own."""
-    _validate.in_range(0, model.parties - 1, party=party)
+    _validate.index_below(model.parties, party=party)
     if steps.x.shape[-1] != model.widths[party]:
         raise ValueError(
             f"party must be the one whose record is shown: party {party} has {model.widths[party]} features, "
@@ -222,20 +222,22 @@ def check_samples(template: Batch, num_samples: int) -> None:
         )
 
 
-def victims_features(model: BottomTopModel, x: jax.Array, party: int) -> jax.Array:
+def victims_features(model: BottomTopModel, x: jax.Array, party: int | None) -> jax.Array:
     """All other parties' features side by side.
 
     Args:
         model: tells how many features each party has.
         x: (N, P, max d_p), padded samples in any unit.
-        party: the attacker, in [0, P).
+        party: the attacker, in [0, P); None takes the features of all parties.
 
     Returns:
         (N, sum of the others' d_p), in the unit of `x`, as `assemble_victims` takes them.
 
     Raises:
-        ValueError: if there is no other party.
+        ValueError: if there is no such party, or no other one.
     """
+    if party is not None:
+        _validate.index_below(model.parties, party=party)
     others = [x_p for p, x_p in enumerate(model.slices(x)) if p != party]
     if not others:
         raise ValueError("model must have at least 2 parties, so that others have features, got 1")
@@ -300,7 +302,7 @@ def vflrecon(
             the last.
     """
     _validate.count(num_samples=num_samples)
-    _validate.in_range(0, model.parties - 1, party=party)
+    _validate.index_below(model.parties, party=party)
     if labels is None and features is None:
         raise ValueError("vflrecon needs a network for labels or one for features")
     for name, net in (("labels", labels), ("features", features)):

@@ -79,12 +79,14 @@ def free_labels(
         ValueError: if shapes do not fit, values are not finite, or an argument is out of its range.
     """
     rows, classes = log_prior.shape
+    if not rows:
+        raise ValueError("no step was recorded, and labels are told by steps")
     if gradients.ndim != 2 or len(gradients) != rows or index.shape != (rows,):
         raise ValueError(f"rows must agree, got {gradients.shape}, {index.shape} and {log_prior.shape}")
     if not (np.isfinite(gradients).all() and np.isfinite(log_prior).all()):
         raise ValueError("gradients and log_prior must be finite")
-    _validate.count(num_samples=num_samples, restarts=restarts)
-    _validate.seeds(seed=seed)
+    _validate.count(num_samples=num_samples)
+    _check_clustering(classes, window, restarts, seed)
     if not np.issubdtype(index.dtype, np.integer) or index.min(initial=0) < 0 or index.max(initial=0) >= num_samples:
         raise ValueError(
             f"index must hold integers in [0, num_samples) = [0, {num_samples}), got {index.dtype} from {index.min()} "
@@ -93,7 +95,6 @@ def free_labels(
     if (log_prior >= 0).all() and np.allclose(log_prior.sum(axis=1), 1, atol=_validate.SUM_ROUNDING):
         raise ValueError("log_prior must hold logarithms of probabilities, got probabilities: rows that sum to one")
     window = default_window(classes) if window is None else window
-    _validate.in_range(2 * classes, 10**9, window=window)
     borders = [*range(0, max(rows - window, 0) + 1, window), rows]
     normal = log_prior - scipy.special.logsumexp(log_prior, axis=1, keepdims=True)
     windows: list[DirectionLabels] = []
@@ -166,7 +167,8 @@ def vflrecon_free(
             its batch has another size; and in `reconstruct`, if the records were another party's.
     """
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
-    _validate.in_range(0, model.parties - 1, party=party)
+    _validate.index_below(model.parties, party=party)
+    _check_clustering(model.num_classes, window, restarts, seed)
     width = model.widths[party]
     reads = Reads("vflrecon_free", index=True, party=True)
 
@@ -218,6 +220,14 @@ def vflrecon_free(
         return Reconstruction(x, y, jnp.asarray(1 - found.confidence, jnp.float32), jnp.asarray(found.labels >= 0))
 
     return Attack(init, step, reconstruct)
+
+
+def _check_clustering(classes: int, window: int | None, restarts: int, seed: int) -> None:
+    """Raise `ValueError` on a window, restarts or a seed of `free_labels` out of range."""
+    _validate.count(restarts=restarts)
+    _validate.seeds(seed=seed)
+    if window is not None:
+        _validate.count_in_range(2 * classes, 10**9, window=window)
 
 
 def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -1,0 +1,157 @@
+"""What would be wrong in silence, or only after a long run, is refused at once and by its name."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxleak import Batch, Transcript, attacks, defenses, models, protocols, threats
+from jaxleak._jitted import jitted_for_few
+from jaxleak.attacks import aggregated, party_records
+
+KEY = jax.random.key(0)
+PARTIES = models.bottom_top((2, 1), 3, bottom=(4,), top=(4,))
+HEAD = {"kernel_gradient": jnp.ones((4, 3)), "bias_gradient": jnp.ones(3)}
+
+
+def _payload():
+    return {"first": {"bias": jnp.ones(2)}, "head": {"kernel": jnp.ones((2, 3))}}
+
+
+SENT = Transcript(None, None, _payload(), None, None, None)
+
+
+def _averaging(**options):
+    parts = [np.arange(2), np.arange(2, 4)]
+    model = models.mlp((2, 2, 1), 3, widths=(4,))
+    return protocols.federated_averaging(model, parts, batch_size=2, learning_rate=0.1, **options)
+
+
+def _draw(*, workers=None, **changed):
+    options = {"num_samples": 8, "batch_size": 4, "sampling": "epoch"} | changed
+    if workers is None:
+        return protocols.draw_batch(KEY, jnp.int32(0), **options)
+    return protocols.draw_worker_batches(KEY, jnp.int32(0), workers=workers, **options)
+
+
+@pytest.mark.parametrize("attack", [attacks.cafe_exact, attacks.cafe_censored, attacks.cafe_ordinal])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": -1}, "seed must be whole numbers in"),
+        ({"inversion": aggregated.FeatureInversionOptions(max_steps=0)}, "max_steps must be > 0"),
+    ],
+)
+def test_step_three_of_cafe_is_checked_before_the_rounds(attack, wrong, message):
+    model = models.cafe_vertical((8, 8, 1), parties=4, num_classes=3, channels=(4, 8), width=16, hidden=8)
+    plan = attacks.plan_cafe_exact(model, num_samples=12, batch_size=4)
+    with pytest.raises(ValueError, match=message):
+        attack(model, plan, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"window": 5}, "window must be in"),
+        ({"window": 100.5}, "window must be a whole number"),
+        ({"restarts": 0}, "restarts must be > 0"),
+        ({"seed": -1}, "seed must be whole numbers in"),
+        ({"party": 1.0}, "party must be a whole number"),
+        ({"party": 2}, r"party must be in \[0, 2\), got 2"),
+    ],
+)
+def test_the_clusters_of_directions_are_checked_before_the_rounds(wrong, message):
+    sizes = {"num_samples": 8, "rounds": 2, "batch_size": 4, "party": 0}
+    with pytest.raises(ValueError, match=message):
+        attacks.vflrecon_free(PARTIES, None, **(sizes | wrong))
+
+
+def test_labels_without_a_recorded_step_say_so():
+    with pytest.raises(ValueError, match="no step was recorded"):
+        party_records.free_labels(np.zeros((0, 4)), np.zeros(0, int), np.zeros((0, 3)), num_samples=8)
+
+
+def test_paths_of_leaves_are_no_text():
+    for refused in (
+        lambda: attacks.check_payload(_payload(), {"params": _payload()}, read="head/kernel"),
+        lambda: threats.view(
+            threats.Threat(payload="first/bias"), Transcript(None, None, _payload(), None, None, None)
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"paths of leaves must be a list, such as \('.*',\), got a text"):
+            refused()
+
+
+@pytest.mark.parametrize("party", [-1, 2, 0.5])
+def test_features_of_the_others_are_those_of_a_party_that_is_there(party):
+    with pytest.raises(ValueError, match=r"party must be in \[0, 2\)|party must be a whole number"):
+        party_records.victims_features(PARTIES, jnp.ones((3, 2, 2)), party)
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: protocols.encrypted_first(cipher="plain", active=0.5), "active must be a whole number, got 0.5"),
+        (lambda: protocols.masked_payloads(KEY, jnp.ones((3, 4)), fraction_bits=2.5), "fraction_bits must be a whole"),
+        (lambda: defenses.cancelling_noise(0.1, clients=2.5), "clients must be a whole number"),
+        (lambda: _averaging(clients_per_round=1.5), "clients_per_round must be a whole number"),
+        (lambda: _draw(sampling="Uniform"), "sampling must be one of"),
+        (lambda: _draw(batch_size=9), r"batch_size must be in \[1, 8\], got 9"),
+        (lambda: _draw(workers=3), "workers=3 must divide num_samples=8 and batch_size=4"),
+        (lambda: aggregated.CafeOptions(thresholds=(1e-9,)).check(8), "thresholds must be two numbers"),
+        (lambda: aggregated.CafeOptions(thresholds=1e-9).check(8), "thresholds must be two numbers"),
+    ],
+)
+def test_numbers_that_would_be_rounded_or_ignored_are_refused(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()
+
+
+@pytest.mark.parametrize("name", ["kernel_gradient", "bias_gradient"])
+def test_labels_are_not_read_off_what_is_not_finite(name):
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        attacks.infer_labels("averaged_counts", batch_size=2, **(HEAD | {name: HEAD[name].at[0].set(jnp.nan)}))
+
+
+def test_an_empty_batch_has_no_gradient():
+    model = models.mlp((2, 2, 1), 3, widths=(4,))
+    nothing = Batch(jnp.zeros((0, 1, 2, 2, 1)), jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32))
+    with pytest.raises(ValueError, match="a batch must hold at least one sample, got none"):
+        protocols.ClientShare(model)(model.init(KEY), nothing)
+
+
+def test_images_and_labels_of_an_evaluation_fit():
+    federation = _averaging()
+    variables = federation.init(KEY).variables
+    with pytest.raises(ValueError, match=r"x must have shape \(n, 2, 2, 1\), got \(3, 4\)"):
+        federation.evaluate(variables, jnp.ones((3, 4)), jnp.zeros(3, jnp.int32))
+    for y in (jnp.zeros(1, jnp.int32), jnp.zeros((3, 3), jnp.int32)):
+        with pytest.raises(ValueError, match="label"):
+            federation.evaluate(variables, jnp.ones((3, 2, 2, 1)), y)
+
+
+def test_programs_of_few_objects_are_kept_and_those_of_others_let_go():
+    class Weights:
+        """Equal to itself alone."""
+
+    traced = []
+
+    @jitted_for_few(0, 2)
+    def scaled(owner, x, factor):
+        traced.append(owner)
+        return factor * x
+
+    first = Weights()
+    assert [float(scaled(first, 2.0, n)) for n in (3, 3, 4)] == [6, 6, 8]
+    assert len(traced) == 2
+    gone = weakref.ref(first)
+    traced.clear()
+    del first
+    for _ in range(8):
+        scaled(Weights(), 1.0, 1)
+    traced.clear()
+    gc.collect()
+    assert gone() is None
