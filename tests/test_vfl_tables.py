@@ -451,9 +451,10 @@ def test_the_baseline_has_batches_of_the_default_size_unless_there_are_fewer_rec
 ):
     monkeypatch.setattr(own, "_fitted", lambda case, *_: case)
     shadow, victim = records
-    case = SplitCase("breast_cancer", shadow_records=shadow, victim_records=victim, batch_size=size, optimizer="sgd")
+    kept = {"shadow_records": shadow, "victim_records": victim, "network_epochs": 3, "scales": "entry"}
+    case = SplitCase("breast_cancer", batch_size=size, optimizer="sgd", **kept)
     asked = own.own_features(case.attacker_only(), 0, features=True)
-    assert asked == SplitCase("breast_cancer", shadow_records=shadow, victim_records=victim, batch_size=wanted)
+    assert asked == SplitCase("breast_cancer", batch_size=wanted, **kept)
 
 
 def test_the_mean_over_classes_stands_beside_a_baseline_that_answers_for_it():
@@ -476,13 +477,18 @@ def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatc
     )
     monkeypatch.setattr(own.party_records, "fit_label_baseline", lambda *_, **__: "labels")
     monkeypatch.setattr(own.party_records, "fit_feature_baseline", lambda *_, **__: "features")
-    case = SplitCase("breast_cancer", shadow_records=40, victim_records=20)
+    case = SplitCase(
+        "breast_cancer", shadow_records=40, victim_records=20, shadow_epochs=5, shadow_runs=2, network_epochs=7,
+        scales="entry",
+    )  # fmt: skip
     found = own._fitted.__wrapped__(case, 0, features)
     assert (found.labels, found.features) == ("labels", "features" if features else None)
     assert [given["task"] for _, given in trained] == ["labels", "features"][: 1 + features] == list(found.networks)
     problem = parties_problem.split_problem(case, 0)
     for records, given in trained:
-        assert given["epochs"] == 30
+        # As often as R sees every shadow record: the epochs of both shadow runs, seven times.
+        assert given["epochs"] == 5 * 2 * 7
+        assert given["scales"] == "entry"
         assert given["fields"] == ("inputs",)
         np.testing.assert_array_equal(records.index, np.arange(32).reshape(2, 16))
         np.testing.assert_array_equal(records.party.x, problem.own(problem.shadow)[:32].reshape(2, 16, -1))

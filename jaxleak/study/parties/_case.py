@@ -96,7 +96,7 @@ class SplitCase(SplitSetup):
         return replace(self, defense="none", strength=0.0)
 
     def attacker_only(self) -> "SplitCase":
-        """A case with the same records, features of the attacker and batch size, and defaults for everything else."""
+        """A case with the same records, features of the attacker, batches and training of R, and defaults otherwise."""
         kept = (
             "share",
             "batch_size",
@@ -107,5 +107,10 @@ class SplitCase(SplitSetup):
             "partition",
             "scaling",
             "categories",
+            "victim_epochs",
+            "shadow_epochs",
+            "shadow_runs",
+            "network_epochs",
+            "scales",
         )
         return SplitCase(self.data, balanced=self.balanced, **{name: getattr(self, name) for name in kept})

@@ -13,7 +13,7 @@ from jaxleak._base import Observation, PartyRecord
 from jaxleak._random_streams import stream_of
 from jaxleak.attacks import party_records
 from jaxleak.study.parties._case import SplitCase
-from jaxleak.study.parties._problem import ADVERSARY, records_of, split_problem
+from jaxleak.study.parties._problem import ADVERSARY, records_of, rounds_of, shadow_rounds, split_problem
 from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._truth import Truth
 
@@ -62,8 +62,9 @@ class OwnFeatures(NamedTuple):
 def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave.
 
-    The networks are trained in batches of the default size whatever the run's is, so that runs of several sizes are
-    compared with one baseline; only where a run has fewer records than that, in batches of the run's own size.
+    The networks pass over the shadow records as often as the attack's own network does, with the same scales. They are
+    trained in batches of the default size whatever the run's is, so that runs of several sizes are compared with one
+    baseline; only where a run has fewer records than that, in batches of the run's own size.
     """
     enough = min(records_of(case)) >= SplitCase.batch_size
     return _fitted(replace(case, batch_size=SplitCase.batch_size) if enough else case, seed, features)
@@ -82,6 +83,7 @@ def _fitted(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     size = len(own) // case.batch_size * case.batch_size
     index = jnp.arange(size, dtype=jnp.int32).reshape(-1, case.batch_size)
     records = Observation(jnp.arange(len(index)), index=index, party=_inputs_only(jnp.asarray(own)[index]))
+    passes = case.shadow_runs * shadow_rounds(case, problem) // rounds_of(problem.shadow, case.batch_size, 1)
     networks = {
         task: attacks.train_vflrecon(
             stream_of(jax.random.key(seed), Stream.FEATURE_NETWORKS),
@@ -91,7 +93,8 @@ def _fitted(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
             party=ADVERSARY,
             task=task,
             fields=("inputs",),
-            epochs=3 * case.network_epochs,
+            epochs=passes * case.network_epochs,
+            scales=case.scales,
         )
         for task in (TASKS if features else TASKS[:1])
     }
