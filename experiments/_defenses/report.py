@@ -170,7 +170,10 @@ def sections(
     ]
     if printed := [cell for row in ran for cell in row["printed"]]:
         shown = [[c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed]
-        text = "The paper's numbers, read off its figure by its authors, on other data and a larger model:"
+        text = (
+            "The paper's numbers, read off its figure by its authors, on other data and a larger model. Beside them "
+            "stands the PSNR of the best match, where several images may share a reconstruction:"
+        )
         found.append(reports.Section(f"{study}: the paper", [text], ("cell", "metric", "paper", "ours"), shown))
     if outcomes:
         said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]

@@ -28,7 +28,9 @@ class Verdict(NamedTuple):
 
 
 def verdicts(study: str, rows: list[dict[str, Any]]) -> list[Verdict]:
-    """What FedLeak concludes from the figure of a study, against its rows. Leaks are the better attacker's.
+    """What FedLeak concludes from the figure of a study, against its rows.
+
+    Leaks are the better attacker's, by the PSNR of every image's best match, as FedLeak scores them.
 
     Args:
         study: name of the study; a study without such conclusions has no verdicts.
@@ -45,7 +47,7 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     few = [row for row in rows if row["local_steps"] == 1]
     many = [row for row in rows if row["local_steps"] > 1]
     defended = [row for row in few if row["defense"]]
-    protecting = sorted({row["defense"] for row in defended if row["leak"] < PROTECTED})
+    protecting = sorted({row["defense"] for row in defended if row["leak_best_match"] < PROTECTED})
     yield Verdict(
         where,
         "with one local step only quantization protects",
@@ -54,7 +56,7 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     )
     printed = {cell["id"]: cell["value"] / 100 for cell in tables["text-fig4-accuracy"]["cell"]}
     full = printed["text-fig4-accuracy/full-privacy/steps12"]
-    enough = [row["accuracy"] for row in many if row["defense"] and row["leak"] < PROTECTED]
+    enough = [row["accuracy"] for row in many if row["defense"] and row["leak_best_match"] < PROTECTED]
     best = max((value for value in enough if np.isfinite(value)), default=None)
     yield Verdict(
         where,
@@ -62,19 +64,20 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
         "none reaches it" if best is None else f"accuracy {best:.3f}",
         None if best is None else best <= full + ABOUT,
     )
+    leak = "leak_best_match"
     one, twelve = (next((row for row in part if row["defense"] is None), None) for part in (few, many))
     yield Verdict(
         where,
         "without defense twelve steps leak less than one, and train worse",
         "" if not (one and twelve) else _both("one step", one, "twelve", twelve),
-        None if not (one and twelve) else one["leak"] > twelve["leak"] and one["accuracy"] > twelve["accuracy"],
+        None if not (one and twelve) else one[leak] > twelve[leak] and one["accuracy"] > twelve["accuracy"],
     )
 
 
 def _fig5(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     table = _paper.tables("fedleak")["text-combined-defence"]
     at = {cell["id"].rsplit("/", 1)[-1]: cell["value"] for cell in table["cell"]}
-    leak = {(row["defense"], row["strength"]): row["leak"] for row in rows}
+    leak = {(row["defense"], row["strength"]): row["leak_best_match"] for row in rows}
     combined = {epsilon: value for (name, epsilon), value in leak.items() if name == "dp_soteria"}
     left = [value for epsilon, value in combined.items() if epsilon >= at["semantic-left"]]
     none = [value for epsilon, value in combined.items() if epsilon <= at["protected"]]
@@ -105,7 +108,7 @@ def _fig5(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 def _fig7(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     table = _paper.tables("fedleak")["text-secure-aggregation-clients"]
     at = {cell["id"].rsplit("/", 1)[-1]: int(cell["value"]) for cell in table["cell"]}
-    leak = {row["clients"]: row["leak"] for row in rows}
+    leak = {row["clients"]: row["leak_best_match"] for row in rows}
     one, some, many = (leak.get(clients) for clients in (1, at["degraded"], at["ineffective"]))
     yield Verdict(
         table["where"],
@@ -123,7 +126,7 @@ def _fig7(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 
 def _fig8(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     where = _paper.tables("fedleak")["text-encrypt-top"]["where"]
-    leak = {(row["defense"], row["strength"]): row["leak"] for row in rows}
+    leak = {(row["defense"], row["strength"]): row["leak_best_match"] for row in rows}
     every, top, bottom = leak.get((None, 0.0)), leak.get(("encrypt_bottom", 80.0)), leak.get(("encrypt_top", 80.0))
     yield Verdict(
         where,
@@ -140,8 +143,8 @@ def _fig8(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 
 
 def _both(name: str, row: dict[str, Any], other: str, second: dict[str, Any]) -> str:
-    parts = (f"{n} {r['leak']:.1f} dB at accuracy {r['accuracy']:.3f}" for n, r in ((name, row), (other, second)))
-    return ", ".join(parts)
+    pair = ((name, row), (other, second))
+    return ", ".join(f"{n} {r['leak_best_match']:.1f} dB at accuracy {r['accuracy']:.3f}" for n, r in pair)
 
 
 def _listed(leaks: list[float]) -> str:
