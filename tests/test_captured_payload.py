@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from experiments import invert
-from jaxleak import models
+from jaxleak import capture, models
 from jaxleak._command.invert import captured
 from jaxleak._command.invert.options import HELP
 from jaxleak.checkpoint import ConfigMismatchError
@@ -51,6 +51,22 @@ def attacked(arguments, tmp_path_factory):
         patch.setattr(plots, "curves", kept)
         scores = invert.main(invert.Args(**arguments, out=folder))
     return folder, scores, printed.getvalue(), shown, drawn
+
+
+def test_a_file_of_capture_is_taken_as_well_and_must_be_of_the_stated_client(arguments, tmp_path):
+    model = models.build("mlp", (8, 8, 1), 10)
+    params = models.load_weights(arguments["case"].weights, model.init(jax.random.key(0)))["params"]
+    gradient = captured.load_payload(arguments["payload"], params)
+    after = jax.tree.map(lambda before, g: before - 0.25 * g, params, gradient)
+    sent = tmp_path / "update.safetensors"
+    capture.save(sent, after, kind="weights", learning_rate=0.25, batch_size=1)
+    found = captured.load_payload(sent, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, gradient)
+    case = replace(arguments["case"], learning_rate=0.25)
+    jax.tree.map(np.testing.assert_array_equal, captured.load_payload(sent, params, case=case), found)
+    for wrong, message in (({"batch_size": 2}, "--batch-size must be 1"), ({"learning_rate": 0.5}, "--learning-rate")):
+        with pytest.raises(ValueError, match=message):
+            captured.load_payload(sent, params, case=replace(case, **wrong))
 
 
 def test_it_is_attacked_and_the_verdict_printed(attacked):

@@ -21,6 +21,7 @@ from jaxleak.study.files import jsonable, write_npz
 from jaxleak.study.reports import print_measures
 from jaxleak.study.sources import contents
 from jaxleak.study.updates import (
+    Case,
     asked_for_rivals,
     build_model,
     check_effect,
@@ -51,7 +52,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     check_effect(case, model)
     variables = given_weights(case, model)
     read = resolved(case).leaves(model)
-    payload = load_payload(args.payload, variables["params"], read)
+    payload = load_payload(args.payload, variables["params"], read, case)
     attacks.check_payload(payload, variables, read)
     share = share_of(case, model)
     generator = generator_for(case, seed, args.image_shape, captured=True)
@@ -117,13 +118,20 @@ def save_payload(path: Path, payload: PyTree) -> Path:
     return path
 
 
-def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None = None) -> PyTree:
-    """The arrays of an npz file as a tree like `params`; nothing is unpickled, and no more is read than `params` need.
+def load_payload(
+    path: Path | None, params: PyTree, read: Sequence[str] | None = None, case: Case | None = None
+) -> PyTree:
+    """The arrays of a file as a tree like `params`; nothing is unpickled.
+
+    Of an npz file no more is read than `params` need. Another file is one of `capture.save`, whose weights or
+    differences of weights become a gradient.
 
     Args:
         path: the file that holds the payload.
         params: the model's parameters, whose shapes the payload must have.
-        read: what the attack reads, as in `attacks.check_payload`; other arrays may be missing and are None then.
+        read: what the attack reads, as in `attacks.check_payload`; other arrays of an npz file may be missing and are
+            None then.
+        case: options that must say of the client what a file of `capture.save` says; None compares nothing.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -131,6 +139,11 @@ def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None =
     """
     if path is None or not path.is_file():
         raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
+    if path.suffix != ".npz":
+        update = capture.load(path)
+        if case is not None:
+            _compare_facts(update, case)
+        return jax.tree.map(jnp.asarray, capture.gradient_of(update, params))
     shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
     try:
         with zipfile.ZipFile(path) as archive:
@@ -146,3 +159,12 @@ def load_payload(path: Path | None, params: PyTree, read: Sequence[str] | None =
     except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
         raise ValueError(f"--payload {path} is no npz file of this model's gradients: {error}") from error
     return jax.tree.unflatten(jax.tree.structure(params), arrays)
+
+
+def _compare_facts(update: capture.Update, case: Case) -> None:
+    """Raise `ValueError` where the options say another client than the file."""
+    rate = () if update.facts.kind == "gradient" else ("learning_rate",)
+    for name in ("batch_size", "local_steps", "local_epochs", "batch_norm", *rate):
+        stated, option = getattr(update.facts, name), getattr(case, name, None)
+        if stated is not None and option is not None and stated != option:
+            raise ValueError(f"--{name.replace('_', '-')} must be {stated}, as {update.source} says, got {option}")

@@ -50,7 +50,7 @@ class Args:
     seeds: tuple[int, ...] = (0,)
     """Random seeds (of data, weights, batches and starts)."""
     payload: Path | None = None
-    """Captured update (npz) instead of a simulated client; needs --weights."""
+    """Captured update (npz, or a file of jaxleak.capture) instead of a simulated client; needs --weights."""
     image_shape: tuple[int, int, int] = (32, 32, 3)
     """Shape of images (height, width, channels) behind a captured payload."""
     num_classes: int = 10
