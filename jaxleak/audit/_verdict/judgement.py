@@ -48,8 +48,8 @@ _WRONG = 0.5
 _WRONG_ROW = 0.9
 #: The same of images that are the solution of equations, and how far a pixel may be off by rounding.
 _NOT_THE_SOLUTION = (
-    "The truth contradicts equations. They have an exact solution, and of {} of {} images the truth has another one, "
-    "by up to {:.2f} in a pixel. Is the truth that of this update?"
+    "The truth is not the solution of the equations: {} of {} images differ by up to {:.2f} in a pixel (lowest {} "
+    "{:.2f}). Either the equations amplify rounding, or the truth is not that of this update."
 )
 _OFF = 0.1
 #: The same of an update that these images with all proven labels do not have, and its least misfit.
@@ -141,11 +141,12 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
     counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
     shown = np.clip(best.x, 0, 1)
     off = np.abs(images - shown).max(axis=(1, 2, 3))[counted]
+    name = best.measure.partition(" ")[2]  # without its article
     if best.solved and (off > _OFF).any():
-        return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max())
+        lowest = min(s for place, s in enumerate(each) if counted[place])
+        return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max(), name, lowest)
     paired = [(place, s) for place, s in enumerate(each) if counted[place] and s <= limit]
     wrong = [s for place, s in paired if closest(images, shown[place]) <= limit]
-    name = best.measure.partition(" ")[2]  # without its article
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
 
