@@ -1,0 +1,47 @@
+"""Commands that the pages print are understood as they stand, without running them."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+from jaxleak.__main__ import STUDIES, parser
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: Programs that are told apart by the module behind `python -m`, each with its `Args`.
+PROGRAMS = re.compile(r"python -m ((?:experiments|docs|benchmarks)\.\w+)|jaxleak (\w+)")
+
+
+def commands(page):
+    """Every command of a page's blocks that is one of ours, as words."""
+    found = []
+    for block in re.findall(r"^```(?:sh|bash|console|)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            if PROGRAMS.match(line.removeprefix("$ ")):
+                found.append(shlex.split(line.removeprefix("$ "), comments=True))
+    return found
+
+
+ALL = [(page.relative_to(ROOT).as_posix(), words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}-{i}" for i, (page, _) in enumerate(ALL)])
+def test_a_printed_command_is_understood(page, words):
+    del page
+    if words[0] == "python":
+        module = importlib.import_module(words[2])
+        if hasattr(module, "Args"):
+            tyro.cli(module.Args, args=words[3:])
+    elif words[1] in STUDIES:
+        tyro.cli(importlib.import_module(f"{STUDIES[words[1]][0]}.options").Args, args=words[2:])
+    else:
+        parser().parse_args(words[1:])
+
+
+def test_commands_are_found():
+    assert len(ALL) > 15
+    assert {words[1] for _, words in ALL if words[0] == "jaxleak"} >= {"audit", "invert"}
