@@ -149,8 +149,7 @@ def _require_frameworks(cases: list[Case]) -> None:
     needed = {"torch": bool(cases), "equinox": not all(case.in_torch for case in cases)}
     missing = [name for name, needs in needed.items() if needs and importlib.util.find_spec(name) is None]
     if missing:
-        extras = ",".join(missing)
-        raise ImportError(f"these clients need {' and '.join(missing)}: pip install 'jaxleak[{extras}]'")
+        raise ImportError(f"these clients need {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:

@@ -1,6 +1,21 @@
 """jaxleak: measure how much private data leaks from federated learning.
 
-The contracts below are here at once; a subpackage such as `jaxleak.attacks` is imported when it is first used.
+| subpackage   | what it is for                                                                |
+|--------------|-------------------------------------------------------------------------------|
+| `audit`      | a verdict on a recorded update, its checks, and the loops that run attacks     |
+| `attacks`    | reconstructions from what a server or a party sees                            |
+| `defenses`   | what clients do to their updates before they send them                        |
+| `protocols`  | who sends what: horizontal and vertical federated learning                    |
+| `threats`    | what an attacker is granted of that                                           |
+| `models`     | built-in networks, and yours from PyTorch, Flax and Equinox                   |
+| `capture`    | writing and reading recorded updates                                          |
+| `data`       | images and tables                                                             |
+| `metrics`    | scores of a reconstruction against the truth                                  |
+| `objectives` | distances between gradients                                                   |
+| `checkpoint` | saving and resuming long reconstructions                                      |
+| `study`      | folders, reports and ledgers of experiments                                   |
+
+The types that all of them exchange are here at once; a subpackage is imported when it is first used.
 """
 
 import importlib

@@ -116,14 +116,14 @@ def _model_options(options: argparse.ArgumentParser, *, weights: bool = True) ->
             "--std",
             type=float,
             nargs="+",
-            metavar="S",
+            metavar="D",
             help="standard deviation by which each channel is divided",
         )
 
 
 def _client_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--update", type=Path, required=True, help="file of the update, see jaxleak.capture")
-    facts = options.add_argument_group("what the client computed", "These go before what the update's file says.")
+    facts = options.add_argument_group("what the client computed", "These override what the update's file says.")
     facts.add_argument("--kind", choices=KINDS, help="what the update's arrays are")
     facts.add_argument("--batch-size", type=int, metavar="B", help="samples of each local step")
     facts.add_argument(
@@ -133,9 +133,9 @@ def _client_options(options: argparse.ArgumentParser) -> None:
         help=f"{LOSSES[0]} (default), {', '.join(LOSSES[1:])}",
     )
     facts.add_argument("--reduction", choices=REDUCTIONS, help="how the loss is reduced over the batch (default mean)")
-    facts.add_argument("--local-steps", type=int, metavar="E", help="steps, each on its own samples (default 1)")
+    facts.add_argument("--local-steps", type=int, metavar="S", help="steps, each on its own samples (default 1)")
     facts.add_argument(
-        "--local-epochs", type=int, metavar="K", help="passes over these samples, E steps each (default 1)"
+        "--local-epochs", type=int, metavar="K", help="passes over these samples, S steps each (default 1)"
     )
     facts.add_argument("--learning-rate", type=float, metavar="RATE", help="learning rate of the local steps")
     facts.add_argument("--momentum", type=float, help="momentum of the local steps (default 0)")
@@ -147,13 +147,13 @@ def _client_options(options: argparse.ArgumentParser) -> None:
         "--defense",
         metavar="KIND",
         help="defense that the client applied, which the attacker then knows: FILE.py:NAME of your own, or a name (a "
-        "wrong one prints all); other stands for the rest",
+        "wrong one prints all); other means none of these",
     )
     facts.add_argument(
         "--strength",
         type=float,
-        metavar="S",
-        help="strength of the defense in its own unit; noise is that of the mean loss's gradient",
+        metavar="VALUE",
+        help="strength of the defense in its own unit; of noise, its deviation on the mean loss's gradient",
     )
     facts.add_argument(
         "--clip",
@@ -164,7 +164,7 @@ def _client_options(options: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--noise-multiplier",
         type=float,
-        metavar="S",
+        metavar="Z",
         help="noise of DP in units of C, in the place of its strength; 0 only clips",
     )
 

@@ -67,7 +67,6 @@ def test_an_update_of_pytorch_leaks_and_a_mistaken_one_is_noticed(tmp_path, monk
 @pytest.mark.slow
 def test_cafe_reads_faces(tmp_path, monkeypatch):
     names = ran("cafe_on_a_vertical_federation", tmp_path, monkeypatch)
-    assert names["right"] == 1
     assert names["psnr"].min() > 100
 
 

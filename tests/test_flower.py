@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "flower" / "federation.py"
 def test_four_clients_of_pytorch_are_recorded_audited_and_reported_by_one_script(tmp_path):
     for module in ("torch", "flwr", "ray"):
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed; pip install 'jaxleak[flower]' torch")
+            pytest.skip(f"{module} is not installed; pip install flwr torch")
     command = [sys.executable, str(EXAMPLE), str(tmp_path), "--minutes", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

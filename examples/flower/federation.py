@@ -1,6 +1,6 @@
 """A federation of four PyTorch clients in Flower's simulation, and what the update of one of them leaks.
 
-    pip install "jaxleak[flower]" torch
+    pip install ".[flower]" torch    # in a clone of jaxleak
     python examples/flower/federation.py recorded --minutes 2
 
 The clients know nothing of the recording but the line with `flower_mod`, and the server but the line with

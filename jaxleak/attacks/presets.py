@@ -123,10 +123,13 @@ def sapag(iterations: int = 4000) -> Settings:
 def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False, group: int = 4) -> Settings:
     """GradInversion (Yin et al. 2021): L2 norms of layers, TV, l2, normalisation statistics, and a group of candidates.
 
-    Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The answer is
-    the candidate whose gradient is nearest to the observed one. On small networks the printed weights draw all of them
-    to the mean of their starts before they match the gradient. That mean of noise scores 1 to 3 dB more than one start,
-    and shows nothing; `group=1` leaves it out.
+    Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The paper
+    does not say how its variation is normalised: here it is a mean over differences, which the printed 1e-4 makes weak
+    beside the norm of all differences that code of its authors for another paper has. Candidates begin as normal noise
+    in pixels of [0, 1], which is clipped, so that half of all pixels begin black. The answer is the candidate whose
+    gradient is nearest to the observed one. On small networks the printed weights draw all of them to the mean of their
+    starts before they match the gradient. That mean of noise scores 1 to 3 dB more than one start, and shows nothing;
+    `group=1` leaves it out.
 
     Args:
         iterations: 20,000 in the paper.

@@ -1,4 +1,9 @@
-"""Two loops: over the rounds of a protocol (`run`), and over one recorded round (`invert`). Jitted in chunks."""
+"""Audit an update: `update` gives a verdict on one that was recorded, and `check_update` and `check_client` its inputs.
+
+`invert` runs one attack on one recorded round, and `run` an attack along the rounds of a simulated protocol; both are
+jitted in chunks, resumed from checkpoints, and take several independent starts. `agreement`, `rival` and `indistinct`
+say whether an answer can be believed without the truth.
+"""
 
 from jaxleak._memory import require_bytes
 from jaxleak.audit._agreement import Agreement, agreement

@@ -178,7 +178,7 @@ def _package() -> ModuleType:
         import dp_accounting
         import dp_accounting.rdp
     except ImportError as error:
-        raise ImportError("epsilon needs dp-accounting: pip install 'jaxleak[privacy]'") from error
+        raise ImportError("epsilon needs dp-accounting: pip install dp-accounting") from error
     return dp_accounting
 
 

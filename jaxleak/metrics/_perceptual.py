@@ -39,7 +39,7 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         import torch
         import torchvision
     except ImportError as error:
-        raise ImportError("LPIPS needs its package and torchvision: pip install 'jaxleak[lpips]'") from error
+        raise ImportError("LPIPS needs its package and torchvision: pip install lpips torchvision") from error
     url = torchvision.models.AlexNet_Weights.IMAGENET1K_V1.url
     weights = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not weights.is_file():

@@ -100,5 +100,5 @@ def evosax() -> ModuleType:
     try:
         from evosax import algorithms
     except ImportError as error:
-        raise ImportError("CMA-ES needs evosax: pip install 'jaxleak[search]'") from error
+        raise ImportError("CMA-ES needs evosax: pip install evosax") from error
     return algorithms

@@ -115,7 +115,8 @@ def natural_tv(height: int, width: int) -> float:
 
     TV is what neighbouring pixels in [0, 1] differ by in photographs that scikit-image and scikit-learn ship
     (`data.load("photographs:SIZE")`): 0.157 SIZE^-0.3 in the mean, or 0.084 at 8 pixels, 0.056 at 32 and 0.037 at 128,
-    within 4 %. No attacked image takes part, and nothing was tuned.
+    within 4 %. One number was thus measured on these ten photographs and their views: an attack on one of them knows a
+    little more than it should, and one on any other image does not.
 
     Args:
         height: H in pixels, >= 1.

@@ -41,13 +41,13 @@ def from_equinox(
         "layers/0/weight"; `jaxleak.capture.fit` makes them of a gradient's arrays.
 
     Raises:
-        ImportError: without the package equinox (`pip install jaxleak[equinox]`).
+        ImportError: without the package equinox (`pip install equinox`).
         ValueError: on arguments out of range; if a dropout layer is active; if the module gives no logits (B, C).
     """
     try:
         import equinox as eqx
     except ImportError as error:
-        raise ImportError("from_equinox needs the package equinox: pip install 'jaxleak[equinox]'") from error
+        raise ImportError("from_equinox needs the package equinox: pip install equinox") from error
     module = _without_dropout(eqx, module)
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
     stats, rest = eqx.partition(state, eqx.is_inexact_array)

@@ -65,7 +65,7 @@ def from_torch(
         reads off a module. Running statistics are "batch_stats".
 
     Raises:
-        ImportError: without the package torch (`pip install jaxleak[torch]`).
+        ImportError: without the package torch (`pip install torch`).
         ValueError: on arguments out of range; naming operators that are not known here; if dropout is active; if
             PyTorch cannot export the module; if it gives no logits (B, C).
         TypeError: if it is no module and no exported program.
@@ -73,7 +73,7 @@ def from_torch(
     try:
         import torch
     except ImportError as error:
-        raise ImportError("from_torch needs the package torch: pip install 'jaxleak[torch]'") from error
+        raise ImportError("from_torch needs the package torch: pip install torch") from error
     _validate.one_of(DROPOUTS, dropout=dropout)
     height, width, channels = check_sizes(image_shape, None)
     kept, untrained, evaluated = tuple(eval_layers), list[str](), list[str]()

@@ -95,7 +95,9 @@ def defense_named(name: str, *, batch_size: int) -> defenses.Defense | None:
     Args:
         name: "none", "dp-EPSILON" with an epsilon > 0 at delta = 1e-5, or a name of `FAKE`. The paper (supplement G.3)
             takes DP from Abadi et al. (2016), who add noise of deviation sigma C to a batch's sum of gradients. On the
-            mean, which is what the parties send here, this is sigma C / K. The mean is clipped as a whole.
+            mean, which is what the parties send here, this is sigma C / K. But here the mean is clipped as a whole and
+            not every sample, and sigma is that of a single release: the epsilon names a level of noise, and guarantees
+            nothing.
         batch_size: K > 0, samples in a batch.
 
     Raises:

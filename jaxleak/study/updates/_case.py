@@ -82,7 +82,7 @@ class Case:
     homotopy: tuple[float, float] | None = None
     """Smoothed kinks: their sharpness at the start and at the end; None keeps the preset's."""
     finish: float = 0.0
-    """Exact at the end: share of the iterations, at the end of a --homotopy, that run with exact kinks."""
+    """Exact share: part of the iterations, at the end of a --homotopy, that run with exact kinks."""
     progress_below: float | None = None
     """When to sharpen: gradient distance below which the sharpness of a --homotopy rises; above, it stays."""
     exact_kinks: bool = False
@@ -103,15 +103,16 @@ class Case:
     """Quantile made white: that of the answer's pixels which is scaled to 1 where batch normalisation hides the images'
     scale; 0 scales nothing, None keeps the preset's."""
     probe: str = "ascent"
-    """Where to take it: the second gradient of --blend, by ascent, descent, or step, where the optimizer would go."""
+    """Probe direction: where --blend takes the second gradient, by ascent, descent, or step, where the optimizer
+    would go."""
     probe_length: float = 0.01
-    """How far away: distance (L2 norm over the whole batch, the paper's k) at which --blend takes the second gradient;
-    not read with --probe step."""
+    """Probe distance: how far away --blend takes the second gradient, as the L2 norm over the whole batch (the
+    paper's k); not read with --probe step."""
     exact_curvature: bool = False
     """Exact Hessian: with --blend, the exact Hessian-vector product instead of a second gradient."""
     reselect: bool = False
-    """Entries anew: with --blend, choose anew those that the second gradient compares; FedLeak's Algorithm 1 keeps
-    those of the first."""
+    """New entries: with --blend, choose anew those that the second gradient compares; FedLeak's Algorithm 1
+    keeps those of the first."""
     generator: bool = False
     """Untrained generator: its weights are optimised instead of pixels."""
     optimizer: str | None = None
@@ -130,12 +131,12 @@ class Case:
     noise: str | None = None
     """Noise for bayes: what that attack assumes on the gradient, gaussian or laplace; None keeps the preset's."""
     noise_scale: float | None = None
-    """Scale of that noise (which the attack bayes assumes); None keeps the preset's."""
+    """Noise scale (bayes): what that attack assumes; None keeps the preset's."""
     public_data: str = HELD_OUT
     """Public images: what ggl and rog are granted and train their generator on, held_out (samples of the same data that
     no client holds), synthetic (random shapes and noise, nobody's data), or another data specification."""
     public_samples: int = 2048
-    """Their number: ggl and rog train on so many, at most."""
+    """Public count: images that ggl and rog train on, at most."""
     latent_size: int = 64
     """Size of the code: numbers per image that ggl and rog search for."""
     generator_epochs: int = 40
@@ -145,12 +146,12 @@ class Case:
     strength: float = 0.0
     """Defense's strength: in its own unit."""
     adaptive: bool = False
-    """Attacker knows it: the defense and its strength."""
+    """Informed attacker: knows the defense and its strength."""
     prior: Literal["natural", "weak"] | None = None
     """Attacker's prior: what one who knows the noise takes, that of photographs (natural) or next to none (weak); None
     is natural for images."""
     attacked_round: int = 0
-    """Which round it is: number of the attacked one. Another round draws other images of the client's, and a defense
+    """Attacked round: its number. Another round draws other images of the client's, and a defense
     adds other noise; a few defenses also change their strength over the rounds. It does not change the model, which
     --weights names."""
 

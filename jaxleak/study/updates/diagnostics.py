@@ -206,9 +206,10 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
 
 
 def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.ndarray]:
-    """2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2 for the direction d that the attack descends (section 6).
+    """2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2 for the gradient d of the gradient distance (section 6).
 
-    A plain step of size below this ratio brings x' closer to the truth x.
+    The distance alone counts, with the true labels: neither the priors of the attack nor the signs that its optimizer
+    may take are part of d. A plain step of size below this ratio brings x' closer to the truth x.
 
     Args:
         case: a case with a single image, so that no matching is needed.
