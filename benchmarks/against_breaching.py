@@ -11,8 +11,8 @@ an iteration of Inverting Gradients are measured in both libraries, case by case
 checking that both put the same distance between the update and that of one random image. breaching then has as many
 iterations as fit into the minutes of an audit, 24,000 at the most as in its configuration, whose schedule of the step
 size depends on that number. They may take longer beside other work. Both sides infer the labels, and are scored by the
-same function. Only the cases of `experiments.audited` whose client computes in PyTorch are run. Finished cases are not
-run again.
+same function. Only the cases of `experiments.audited` whose client computes one gradient in PyTorch are run. Finished
+cases are not run again.
 """
 
 import math
@@ -38,6 +38,7 @@ from jaxleak.study.files import read_json, write_json
 
 #: The most iterations of breaching's configuration, those of the trial that tells its pace, and of its warm-up.
 _MOST, _TRIAL, _WARM_UP = 24_000, 30, 5
+_SCORES = ("psnr", "ssim", "label_accuracy")
 #: How far the two libraries' distances may lie apart for one image, of distances up to 2.
 _SAME = 1e-3
 
@@ -59,11 +60,14 @@ class Args:
 def main(args: Args) -> dict[str, Any]:
     """Run breaching on the files of the cases, and put its scores beside those of the audits.
 
+    Returns:
+        The metrics: `by_case`, and what they come to.
+
     Raises:
         ValueError: on names that are no cases, or no audits in the folder.
         ImportError: if breaching is missing.
     """
-    names = [name for name, case in CASES.items() if case.in_torch]
+    names = [name for name, case in CASES.items() if case.in_torch and case.local_steps == 1]
     for name in args.only:
         _validate.one_of(names, only=name)
     audits = _audits_of(args.audits)
@@ -83,8 +87,27 @@ def main(args: Args) -> dict[str, Any]:
             print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
     cells = [{"case": name} | row for name, row in rows.items()]
     write_rows(folder, "jaxleak beside breaching", args, cells, seeds=(audits.seed,))
-    folder.finish({"by_case": rows}, cells=cells)
-    return rows
+    metrics = {"by_case": rows, **_summary(list(rows.values()))}
+    folder.finish(metrics, cells=cells)
+    return metrics
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """How many times as long breaching's iterations take, and in how many cases an audit has the higher score."""
+    times = [row["breaching_seconds_per_iteration"] / row["jaxleak_seconds_per_iteration"] for row in rows]
+    ahead = {score: sum(row[f"jaxleak_{score}"] > row[f"breaching_{score}"] for row in rows) for score in _SCORES[:2]}
+    return {
+        "cases": len(rows),
+        "times_as_long_least": min(times),
+        "times_as_long_median": float(np.median(times)),
+        "times_as_long_most": max(times),
+        **{f"higher_{score}": number for score, number in ahead.items()},
+        **{
+            f"{name}_{score}": float(np.mean([row[f"{name}_{score}"] for row in rows]))
+            for name in ("jaxleak", "breaching")
+            for score in _SCORES
+        },
+    }
 
 
 def _audits_of(folder: Path) -> Audited:
@@ -116,10 +139,9 @@ def _scores(client: "_Client", audits: Audited, row: dict[str, Any]) -> dict[str
         x, y = truth["x"], truth["y"]
     images, labels = client.attack(row["iterations"], audits.seed)
     scores, _ = metrics.image_scores(x, images, true_labels=y, labels=labels)
-    kept = ("psnr", "ssim", "label_accuracy")
     return {
-        **{f"jaxleak_{key}": audited[key] for key in kept},
-        **{f"breaching_{key}": scores[key] for key in kept},
+        **{f"jaxleak_{key}": audited[key] for key in _SCORES},
+        **{f"breaching_{key}": scores[key] for key in _SCORES},
         "grey_psnr": scores["psnr_grey"],
     }
 

@@ -3,11 +3,12 @@
     python -m experiments.audited
     python -m experiments.audited --only cnn-b1 vit-trained-b4 --minutes 5
 
-A client owns a network of `examples/networks` in PyTorch, Flax NNX or Equinox and takes the gradient of its own
-images with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them
-as a user would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images
-that no client has), the mode of batch normalisation, and the batch size. Finished cases are not run again; those of
-another seed, budget or data set are other cases. Needs PyTorch and Equinox. All cases take more than an hour.
+A client owns a network of `examples/networks` in PyTorch, Flax NNX or Equinox and takes the gradient of its own images
+with its own framework. Weights, update and truth are written to files, and `jaxleak audit` is called on them as a user
+would; the truth is for the scores alone. Names of cases say the network, whether it is trained (on images that no
+client has), the mode of batch normalisation, the local steps, and the batch size of each. Finished cases are not run
+again; those of another seed, budget or data set are other cases. Needs PyTorch and Equinox. All cases take more than an
+hour.
 """
 
 import importlib.util
@@ -37,6 +38,8 @@ _NETWORKS = "examples/networks"
 #: Where a run folder keeps the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
+#: Learning rate of clients that take several steps.
+_RATE = 0.01
 _SCORES = (
     "psnr", "ssim", "label_accuracy", "label_count", "gradient_misfit", "agreement", "undetermined", "remainder",
     "below_head",
@@ -50,6 +53,12 @@ class Case(NamedTuple):
     batch_size: int = 1
     trained: bool = False
     batch_norm: str = "train"
+    local_steps: int = 1  # of plain descent, each on a batch of its own
+
+    @property
+    def images(self) -> int:
+        """How many images the update is made of."""
+        return self.batch_size * self.local_steps
 
     @property
     def in_torch(self) -> bool:
@@ -70,6 +79,10 @@ CASES = {
     for name, (network, mode) in _OWNED.items()
     for trained in ((False, True) if "{}" in name else (False,))
     for size in _SIZES
+} | {
+    f"cnn{'-trained' if trained else ''}-steps{steps}-b{size}": Case("Cnn", size, trained, local_steps=steps)
+    for steps, size in ((4, 1), (8, 4))
+    for trained in (False, True)
 }
 
 
@@ -135,7 +148,9 @@ def main(args: Args) -> dict[str, Any]:
 
 def folder_of(out: Path, name: str, args: Args) -> Path:
     """Where a case has its files: a folder named by all that its results depend on, apart from the data's contents."""
-    depends = {"case": CASES[name]._asdict(), "seed": args.seed, "minutes": args.minutes, "data": args.data}
+    # Cases of one step have the folders that they had before there were others.
+    case = {field: value for field, value in CASES[name]._asdict().items() if (field, value) != ("local_steps", 1)}
+    depends = {"case": case, "seed": args.seed, "minutes": args.minutes, "data": args.data}
     return out / _CELLS / f"{name}-{digest(depends)}"
 
 
@@ -183,7 +198,7 @@ def _without_folders(command: str) -> str:
 
 def _audit(case: Case, images: data.Dataset, args: Args, own: Path) -> None:
     """Compute a client's update in its own framework, write the files, and call the command on them."""
-    x, y = np.asarray(images.x[: case.batch_size], np.float32), np.asarray(images.y[: case.batch_size])
+    x, y = np.asarray(images.x[: case.images], np.float32), np.asarray(images.y[: case.images])
     np.savez(own / "truth.npz", x=x, y=y)
     weights = own / ("weights.pt" if case.in_torch else "weights.safetensors")
     (_torch_client if case.in_torch else _jax_client)(case, images, args, (x, y), weights)
@@ -213,23 +228,28 @@ def _torch_client(
     torch.manual_seed(args.seed)
     net = getattr(torch_networks, case.network)()
     if case.trained:
-        _train(net, images, args.seed)
+        _train(net, images, args.seed, behind=max(case.images, *_SIZES))
     x, y = torch.tensor(batch[0]).permute(0, 3, 1, 2), torch.tensor(batch[1]).long()
     net.train(case.batch_norm == "train")
     # A step in training mode moves the running statistics, which the server knows as they were before.
     torch.save(net.state_dict(), weights)
-    net.zero_grad()
-    torch.nn.functional.cross_entropy(net(x), y).backward()
-    capture.save(weights.with_name("update.safetensors"), net, batch_size=case.batch_size, batch_norm=case.batch_norm)
+    optimizer = torch.optim.SGD(net.parameters(), lr=_RATE)
+    for rows in torch.arange(case.images).split(case.batch_size):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        if case.local_steps > 1:
+            optimizer.step()
+    steps = {"kind": "weights", "local_steps": case.local_steps, "learning_rate": _RATE} if case.local_steps > 1 else {}
+    facts: Any = {"batch_size": case.batch_size, "batch_norm": case.batch_norm, **steps}
+    capture.save(weights.with_name("update.safetensors"), net, **facts)
 
 
-def _train(net: Any, images: data.Dataset, seed: int) -> None:
-    """Adam on images behind those of any client."""
+def _train(net: Any, images: data.Dataset, seed: int, *, behind: int) -> None:
+    """Adam on images behind those of the client."""
     import torch
 
-    most = max(_SIZES)
-    x = torch.tensor(np.asarray(images.x[most : most + _TRAINING], np.float32)).permute(0, 3, 1, 2)
-    y = torch.tensor(np.asarray(images.y[most : most + _TRAINING])).long()
+    x = torch.tensor(np.asarray(images.x[behind : behind + _TRAINING], np.float32)).permute(0, 3, 1, 2)
+    y = torch.tensor(np.asarray(images.y[behind : behind + _TRAINING])).long()
     optimizer, generator = torch.optim.Adam(net.parameters()), torch.Generator().manual_seed(seed)
     net.train()
     for _ in range(_EPOCHS):
