@@ -48,6 +48,7 @@ class SplitJobs:
         runs = named_before(job.runs._asdict(), label_holder=False)
         if job.runs.comparisons and job.case.defense != "none":
             runs["comparisons"] = "of the real run"  # once also of undefended runs
+        runs["baseline_network"] = "as long as R"  # once of 30 epochs and one scale, whatever R had
         return {"case": case, "runs": runs, "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:

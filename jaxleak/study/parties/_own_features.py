@@ -62,9 +62,9 @@ class OwnFeatures(NamedTuple):
 def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave.
 
-    The networks pass over the shadow records as often as the attack's own network does, with the same scales. They are
-    trained in batches of the default size whatever the run's is, so that runs of several sizes are compared with one
-    baseline; only where a run has fewer records than that, in batches of the run's own size.
+    The networks pass over the shadow records as often as the attack's own network does in runs of the default batch
+    size, with the same scales. They are trained in batches of that size whatever the run's is, so that runs of several
+    sizes are compared with one baseline; only where a run has fewer records than that, in batches of its own size.
     """
     enough = min(records_of(case)) >= SplitCase.batch_size
     return _fitted(replace(case, batch_size=SplitCase.batch_size) if enough else case, seed, features)
