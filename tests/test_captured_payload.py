@@ -67,6 +67,14 @@ def test_a_file_of_capture_is_taken_as_well_and_must_be_of_the_stated_client(arg
     for wrong, message in (({"batch_size": 2}, "--batch-size must be 1"), ({"learning_rate": 0.5}, "--learning-rate")):
         with pytest.raises(ValueError, match=message):
             captured.load_payload(sent, params, case=replace(case, **wrong))
+    # What the file leaves out is what the options say: two steps of that rate, here.
+    capture.save(sent, after, kind="weights")
+    halved = captured.load_payload(sent, params, case=replace(case, local_steps=2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 2, atol=1e-6), halved, gradient)
+    for said in ({"reduction": "sum"}, {"defense": "gaussian"}, {"momentum": 0.9}):
+        capture.save(sent, after, kind="weights", **said)
+        with pytest.raises(ValueError, match=next(iter(said))):
+            captured.load_payload(sent, params, case=case)
 
 
 def test_it_is_attacked_and_the_verdict_printed(attacked):

@@ -39,8 +39,9 @@
     # thirty-two starts, shared by two devices
     jaxleak invert --attack dlg --model lenet --restarts 32 --devices 2
 
-A payload captured from another framework is an npz file with one float array per parameter, named by its path
-(`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights as safetensors.
+A captured payload is a file that `jaxleak.capture.save` wrote, or an npz file with one float array per parameter,
+named by its path (`conv_0/kernel`), in jaxleak's layout (HWIO convolutions, (in, out) dense kernels), with the weights
+as safetensors.
 There is then no truth, and only the attacker's own measures are printed. Runs resume; `--fresh` starts over.
 
 With `--restarts 2` or more, the two best of the independent starts are compared, and the SSIM between their images is

@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     check_effect(case, model)
     variables = given_weights(case, model)
     read = resolved(case).leaves(model)
-    payload = load_payload(args.payload, variables["params"], read, case)
+    payload = load_payload(args.payload, variables["params"], read, case, model.listed)
     attacks.check_payload(payload, variables, read)
     share = share_of(case, model)
     generator = generator_for(case, seed, args.image_shape, captured=True)
@@ -119,7 +119,11 @@ def save_payload(path: Path, payload: PyTree) -> Path:
 
 
 def load_payload(
-    path: Path | None, params: PyTree, read: Sequence[str] | None = None, case: Case | None = None
+    path: Path | None,
+    params: PyTree,
+    read: Sequence[str] | None = None,
+    case: Case | None = None,
+    names: Sequence[str] | None = None,
 ) -> PyTree:
     """The arrays of a file as a tree like `params`; nothing is unpickled.
 
@@ -131,29 +135,32 @@ def load_payload(
         params: the model's parameters, whose shapes the payload must have.
         read: what the attack reads, as in `attacks.check_payload`; other arrays of an npz file may be missing and are
             None then.
-        case: options that must say of the client what a file of `capture.save` says; None compares nothing.
+        case: options that say of the client what a file of `capture.save` leaves out, and nothing else than it; None
+            takes the file alone.
+        names: names for the entries of a list in a file of `capture.save`, as in `capture.fit`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: naming the file and what is wrong with it.
+        ValueError: naming the file and what is wrong with it, or the option that says another client.
+        ImportError: if it is a PyTorch file and PyTorch is not installed.
     """
     if path is None or not path.is_file():
         raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
     if path.suffix != ".npz":
         update = capture.load(path)
         if case is not None:
-            _compare_facts(update, case)
-        return jax.tree.map(jnp.asarray, capture.gradient_of(update, params))
+            update = _as_stated(update, case)
+        return jax.tree.map(jnp.asarray, capture.gradient_of(update, params, names=names))
     shapes = {name: leaf.shape for name, leaf in named_leaves(params).items()}
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {name.removesuffix(".npy") for name in archive.namelist()}
-            if missing := sorted(set(below(shapes, read)) - names):
+            held = {name.removesuffix(".npy") for name in archive.namelist()}
+            if missing := sorted(set(below(shapes, read)) - held):
                 raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} arrays in all)")
-            if extra := sorted(names - shapes.keys()):
+            if extra := sorted(held - shapes.keys()):
                 raise ValueError(f"it has arrays that the model does not know: {', '.join(map(repr, extra[:3]))}")
             arrays = [
-                jnp.asarray(capture.read_npz_array(archive, name, shape)) if name in names else None
+                jnp.asarray(capture.read_npz_array(archive, name, shape)) if name in held else None
                 for name, shape in shapes.items()
             ]
     except Exception as error:  # zipfile, zlib and NumPy raise many types for a damaged file
@@ -161,10 +168,26 @@ def load_payload(
     return jax.tree.unflatten(jax.tree.structure(params), arrays)
 
 
-def _compare_facts(update: capture.Update, case: Case) -> None:
-    """Raise `ValueError` where the options say another client than the file."""
-    rate = () if update.facts.kind == "gradient" else ("learning_rate",)
-    for name in ("batch_size", "local_steps", "local_epochs", "batch_norm", *rate):
-        stated, option = getattr(update.facts, name), getattr(case, name, None)
-        if stated is not None and option is not None and stated != option:
+#: Options that say of a client what the header of a file may say, too.
+_STATED = ("batch_size", "local_steps", "local_epochs", "learning_rate", "momentum", "batch_norm", "loss")
+
+
+def _as_stated(update: capture.Update, case: Case) -> capture.Update:
+    """The update with the options in the place of what its file does not say.
+
+    Raises:
+        ValueError: where file and options say different things, or the file says what no option can.
+    """
+    facts = update.facts
+    # A gradient has neither rate nor momentum.
+    read = [name for name in _STATED if facts.kind != "gradient" or name not in ("learning_rate", "momentum")]
+    for name in read:
+        stated, option = getattr(facts, name), getattr(case, name)
+        if stated is not None and stated != option:
             raise ValueError(f"--{name.replace('_', '-')} must be {stated}, as {update.source} says, got {option}")
+    for name, usual in (("reduction", "mean"), ("defense", "none"), ("frozen", None), ("eval_layers", None)):
+        if (stated := getattr(facts, name)) not in (None, usual):
+            raise ValueError(f"{update.source} says {name}={stated}, which --payload cannot state: use jaxleak audit")
+    scales = ("local_steps", "local_epochs", "learning_rate", "momentum")
+    told: dict[str, Any] = {name: getattr(case, name) for name in read if name in scales}
+    return update._replace(facts=replace(facts, **told))
