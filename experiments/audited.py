@@ -53,7 +53,7 @@ class Case(NamedTuple):
     batch_size: int = 1
     trained: bool = False
     batch_norm: str = "train"
-    local_steps: int = 1  # of plain descent, each on a batch of its own
+    local_steps: int = 1  # plain descent, each step on a batch of its own
 
     @property
     def images(self) -> int:
@@ -91,7 +91,7 @@ class Args:
     """Which cases, and for how long."""
 
     only: tuple[str, ...] = ()
-    """Names of cases; all by default."""
+    """Names of cases; by default all of a single gradient."""
     data: str = "cifar10"
     """Images of 32x32x3 of the clients, and for training."""
     seed: int = 0
@@ -112,7 +112,7 @@ def main(args: Args) -> dict[str, Any]:
 
     Raises:
         ValueError: on options out of range.
-        ImportError: naming the extra, if a case that has to run needs a package that is missing; nothing is written.
+        ImportError: naming the packages, if a case that has to run needs one that is missing; nothing is written.
         ConfigMismatchError: if finished cases come from other contents of the data.
     """
     _validate.positive(minutes=args.minutes)
@@ -120,7 +120,8 @@ def main(args: Args) -> dict[str, Any]:
     for name in args.only:
         _validate.one_of(tuple(CASES), only=name)
     out = args.out or default_out("audited", args.data)
-    own = {name: folder_of(out, name, args) for name in args.only or CASES}
+    chosen = args.only or [name for name, case in CASES.items() if case.local_steps == 1]
+    own = {name: folder_of(out, name, args) for name in chosen}
     _require_frameworks([CASES[name] for name, path in own.items() if args.fresh or not _is_finished(path)])
     folder = RunFolder(out, "audited", asdict(args), fresh=args.fresh, program="python -m experiments.audited")
     folder.sources.bind(drawn(args.data, None, args.seed))

@@ -1,6 +1,7 @@
 """The study of networks that others wrote: whose results it shows as its own, and what it needs."""
 
 import importlib.util
+import pathlib
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from tiny_studies import Killed, studies  # noqa: F401
 
 from experiments import audited
 from experiments._by_path import module_at
+from jaxleak import capture
 
 
 def _psnr(metrics):
@@ -79,3 +81,32 @@ def test_one_network_has_the_same_gradient_in_flax_and_in_equinox():
         np.testing.assert_allclose(by_flax[f"{layer}.kernel"], expected, atol=1e-6)
         np.testing.assert_allclose(by_flax[f"{layer}.bias"], by_equinox[f"{layer}.bias"].ravel(), atol=1e-6)
     assert max(np.abs(leaf).max() for leaf in by_flax.values()) > 1e-3
+
+
+def test_a_client_of_several_steps_sends_its_weights_and_the_server_knows_those_before(tmp_path):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4, 32, 32, 3), np.float32), np.array([1, 2, 3, 4])
+    case = audited.Case("Cnn", 2, local_steps=2)
+    audited._torch_client(case, None, audited.Args(), (x, y), tmp_path / "weights.pt")
+    before = torch.load(tmp_path / "weights.pt", weights_only=True)
+    sent = capture.load(tmp_path / "update.safetensors")
+    facts = sent.facts
+    assert (facts.kind, facts.local_steps, facts.batch_size, facts.learning_rate) == ("weights", 2, 2, audited._RATE)
+    net = module_at("examples/networks/torch_networks.py").Cnn()
+    net.load_state_dict(before)
+    for rows in (slice(0, 2), slice(2, 4)):  # by hand
+        net.zero_grad()
+        logits = net(torch.tensor(x[rows]).permute(0, 3, 1, 2))
+        torch.nn.functional.cross_entropy(logits, torch.tensor(y[rows])).backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= audited._RATE * parameter.grad
+    for name, parameter in net.named_parameters():
+        np.testing.assert_allclose(sent.arrays[name], parameter.detach().numpy(), atol=1e-6)
+
+
+def test_the_folders_of_cases_of_one_step_are_those_of_before():
+    folder = audited.folder_of(pathlib.Path("runs"), "cnn-b1", audited.Args())
+    assert folder.name == "cnn-b1-d21ae00c0fb4d62a"
+    assert audited.folder_of(pathlib.Path("runs"), "cnn-steps4-b1", audited.Args()).name.startswith("cnn-steps4-b1-")
