@@ -47,7 +47,7 @@ def _git(*arguments):
 @pytest.fixture(scope="session")
 def peers():
     """`benchmarks.peers`."""
-    pytest.importorskip("torch", reason="needs torch, of the extra jaxleak[bench]")
+    pytest.importorskip("torch", reason="needs torch")
     from benchmarks import peers
 
     return peers

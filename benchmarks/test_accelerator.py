@@ -152,7 +152,7 @@ def rounding(executor: str, precision: str):
     """Inside, products of the row's library are rounded as the row says."""
     if executor == TORCH:
         if (peers := peers_on_gpu()) is None:
-            pytest.skip("needs torch, of the extra jaxleak[bench], with a GPU that it sees")
+            pytest.skip("needs torch, with a GPU that it sees")
         with peers.precision(exact=precision == EXACT):
             yield
     else:

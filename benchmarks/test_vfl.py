@@ -109,7 +109,7 @@ def test_free_epoch(benchmark, executor, free_setting):
 def test_vfl_step_by_cipher(benchmark, case):
     cipher = CIPHERS[case]
     if cipher == "ckks" and importlib.util.find_spec("tenseal") is None:
-        pytest.skip("needs tenseal, of the extra jaxleak[encryption]")
+        pytest.skip("needs tenseal")
     model, _, private = samples()
 
     def step_with(layer):

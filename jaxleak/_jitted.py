@@ -9,19 +9,18 @@ import jax
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-#: Programs of so many values of the static arguments are kept by a function.
-_KEPT = 8
 
-
-def jitted_for_few(*static: int) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def jitted_for_few(
+    *static: int, kept: int = 8
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """`jax.jit` with static arguments at these places, in ascending order, which are forgotten after some others.
 
     A cache of JAX's own keeps every static argument, such as a model with its weights, until the process ends. Here
-    the values that were used last are kept with their programs. All arguments are given by position.
+    the values that were used last stay with their programs, so many as are `kept`. Arguments are given by position.
     """
 
     def wrapped(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        @functools.lru_cache(maxsize=_KEPT)
+        @functools.lru_cache(maxsize=kept)
         def compiled(*values: Any) -> Any:
             def bound(*others: Any) -> Any:
                 arguments = list(others)

@@ -133,7 +133,7 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert contradicted_by_truth(copy, scores((x, None), copy)[0], x) == ""
 
 
-def test_another_image_contradicts_an_exact_solution_however_alike_it_is():
+def test_another_image_than_an_exact_solution_is_told_however_alike_it_is():
     x = 0.8 * np.random.default_rng(0).random((1, 8, 8, 1))
     solved = Answer("dense_inputs", x, np.array([1]), 0.0, 0.0, solved=True)
     assert contradicted_by_truth(solved, scores((x, None), solved)[0], x) == ""

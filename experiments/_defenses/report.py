@@ -172,7 +172,7 @@ def sections(
         shown = [[c["id"], c["metric"], f"{c['relation']} {c['paper']:g}", f"{c['ours']:.3g}"] for c in printed]
         text = (
             "The paper's numbers, read off its figure by its authors, on other data and a larger model. Beside them "
-            "stands the PSNR of the best match, where several images may share a reconstruction:"
+            "stands, for a PSNR, that of the best match, where several images may share a reconstruction:"
         )
         found.append(reports.Section(f"{study}: the paper", [text], ("cell", "metric", "paper", "ours"), shown))
     if outcomes:

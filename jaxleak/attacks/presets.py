@@ -307,7 +307,7 @@ def ggl(
     Args:
         iterations: generations, or steps of Adam (2,500 there).
         generator: from `train_generator`, with kl > 0.
-        search: "cma_es", which needs the extra `search`, or "adam".
+        search: "cma_es", which needs the package evosax, or "adam".
         population: candidates per generation of CMA-ES, > 1.
 
     Raises:

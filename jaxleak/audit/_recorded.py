@@ -51,7 +51,7 @@ def watch(
     return state, observations
 
 
-@jitted_for_few(0, 1, 5)
+@jitted_for_few(0, 1, 5, kept=64)  # a study goes through the runs of a cell anew for every seed
 def _watch(
     protocol: Protocol, threat: Threat, private: Batch, state: ProtocolState, key: jax.Array, rounds: int
 ) -> tuple[ProtocolState, Observation]:

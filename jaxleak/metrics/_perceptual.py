@@ -26,7 +26,7 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         (N,) float64, >= 0, lower is more alike; 0 for identical images.
 
     Raises:
-        ImportError: without the extra `lpips`.
+        ImportError: without the packages lpips and torchvision.
         FileNotFoundError: if the weights are missing; the message names the file and its folder.
         pickle.UnpicklingError: if that file holds more than tensors.
         ValueError: if the shapes differ or are not as above.

@@ -108,7 +108,7 @@ def tenseal() -> ModuleType:
     """The library.
 
     Raises:
-        ImportError: if it is not installed; the message names the extra.
+        ImportError: if it is not installed; the message names the package.
     """
     try:
         import tenseal

@@ -123,7 +123,7 @@ def encrypted_first(
         concat(embeddings) @ kernel + bias. A step fails if a product leaves the cipher's range.
 
     Raises:
-        ImportError: if cipher="ckks" and TenSEAL is missing; the message names the extra to install.
+        ImportError: if cipher="ckks" and TenSEAL is missing; the message names the package.
         ValueError: on values out of range.
     """
     _validate.one_of(CIPHERS, cipher=cipher)

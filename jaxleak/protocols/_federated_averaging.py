@@ -44,7 +44,8 @@ class FederatedAveraging(NamedTuple):
     init: `(key, variables=None) -> FederatedState`, round 0; the key draws the model where no variables are given.
     run: `(key, state, data, rounds) -> FederatedState`, so many rounds later. `data` is a `Batch` with x
         (N, 1, H, W, channels), y (N,). Whatever is random in round t follows from the key and t: 2 + 3 rounds are 5.
-    evaluate: `(variables, x (M, H, W, channels), y (M,)) -> float`, accuracy in [0, 1] with running statistics.
+    evaluate: `(variables, x (M, H, W, channels), y (M,)) -> float`, accuracy in [0, 1] with running statistics; raises
+        `ValueError` on other shapes, labels out of range and no sample.
     """
 
     init: Callable[..., FederatedState]

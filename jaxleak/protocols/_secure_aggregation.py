@@ -44,9 +44,9 @@ def masked_payloads(key: jax.Array, payloads: PyTree, *, fraction_bits: int = 16
             clients 24 leaves magnitudes up to about 100 / clients.
 
     Raises:
-        ValueError: if there are fewer than two clients, leaves differ in their number, or an entry exceeds
-            `largest_entry`. Inside jit there are no values to look at: there, larger entries become the largest ones,
-            so that the sum never wraps around.
+        ValueError: if there are fewer than two clients, `fraction_bits` is out of range or not whole, leaves differ in
+            their number, or an entry exceeds `largest_entry`. Inside jit there are no values to look at: there, larger
+            entries become the largest ones, so that the sum never wraps around.
         FloatingPointError: if a payload is not finite (outside jit).
     """
     leaves, structure = jax.tree.flatten(payloads)

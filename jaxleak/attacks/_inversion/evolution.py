@@ -46,7 +46,7 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
 
     Raises:
         ValueError: on arguments out of range.
-        ImportError: without evosax; the message names the extra.
+        ImportError: without evosax; the message names the package.
     """
     _validate.positive(sigma=sigma)
     if population is not None:
@@ -95,7 +95,7 @@ def evosax() -> ModuleType:
     """The library's algorithms.
 
     Raises:
-        ImportError: if it is not installed; the message names the extra.
+        ImportError: if it is not installed; the message names the package.
     """
     try:
         from evosax import algorithms

@@ -163,8 +163,9 @@ def vflrecon_free(
         features are answered with zeros.
 
     Raises:
-        ValueError: on sizes out of range; in `init`, if N is not the template's; when an observation is first seen, if
-            its batch has another size; and in `reconstruct`, if the records were another party's.
+        ValueError: on sizes, a party, a window, restarts or a seed out of range; in `init`, if N is not the template's;
+            when an observation is first seen, if its batch has another size; and in `reconstruct`, if the records were
+            another party's.
     """
     _validate.count(num_samples=num_samples, rounds=rounds, batch_size=batch_size)
     _validate.index_below(model.parties, party=party)

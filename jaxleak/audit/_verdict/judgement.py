@@ -126,7 +126,7 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
 
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
     image whose brightness is said to be open. A copy of another certified image is one of the client's; `copied` warns
-    of it. Equations have an exact solution, so that any other image contradicts it.
+    of it. Equations have an exact solution: however alike another image is, it is told, as rounding or a wrong truth.
 
     Args:
         best: the answer that `best_of` chose, or None.

@@ -97,7 +97,8 @@ def _parts_of_attack(
 
 # What an attacker knows of a private defense is measured, which takes seconds; attack and description share it.
 _drawn_parts = functools.lru_cache(maxsize=32)(_parts_of_attack)
-_compiled_attack = functools.cache(attack_on)
+# A generator has its trained weights; those of seeds that are done with are let go.
+_compiled_attack = functools.lru_cache(maxsize=32)(attack_on)
 
 
 @functools.lru_cache(maxsize=32)

@@ -110,10 +110,11 @@ def run_trade_off(
     `attacked_round`. Where the point ran, each of these has `_spread` and `_values` beside it: `accuracy` in [0, 1];
     the scores `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not
     know the defense, with `_adaptive` behind the name of the one that does, and with `_adaptive_weak` of the one that
-    knows noise and has next to no prior; `leak`, the PSNR of the best one;
-    `accuracy_change` and `leak_change` against the undefended point of the same local steps, if it ran before. There
-    are also `diverged` (seeds), `bits_per_entry`, `printed` (the paper's numbers with ours) and `true_epsilon` of a
-    private defense, or `true_epsilon_missing`, why there is none.
+    knows noise and has next to no prior; `leak`, the PSNR of the best one, and `leak_best_match`, the same by every
+    image's best match; `accuracy_change` and `leak_change` against the undefended point of the same local steps, if it
+    ran before. There are also `diverged` (seeds), `bits_per_entry`, `printed` (the paper's numbers beside ours, of
+    which a PSNR is `leak_best_match`) and `true_epsilon` of a private defense, or `true_epsilon_missing`, why there is
+    none.
 
     Args:
         points: points in the order in which they get the budget.
