@@ -54,6 +54,8 @@ def test_a_pytorch_modules_weights_are_its_state_dict_and_not_its_gradients(tmp_
     assert (module.facts.frozen, module.facts.framework) == (("0.weight", "0.bias"), "torch")
     with pytest.raises(ValueError, match=r"got difference: .* a dictionary of names with the weights after minus"):
         capture.save(tmp_path / "u", net, kind="difference", learning_rate=0.1)
+    with pytest.raises(ValueError, match="kind must be weights for a module after 8 local steps, got gradient"):
+        capture.save(tmp_path / "u", net, local_steps=8, learning_rate=0.1)
     assert not (tmp_path / "u").exists()
 
 

@@ -64,9 +64,15 @@ def test_a_file_of_capture_is_taken_as_well_and_must_be_of_the_stated_client(arg
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, gradient)
     case = replace(arguments["case"], learning_rate=0.25)
     jax.tree.map(np.testing.assert_array_equal, captured.load_payload(sent, params, case=case), found)
-    for wrong, message in (({"batch_size": 2}, "--batch-size must be 1"), ({"learning_rate": 0.5}, "--learning-rate")):
+    for wrong, message in (
+        ({"batch_size": 2, "learning_rate": 0.5}, "--batch-size 1 --learning-rate 0.25; got 2, 0.5"),
+        ({"learning_rate": 0.5}, "--learning-rate 0.25; got 0.5"),
+    ):
         with pytest.raises(ValueError, match=message):
             captured.load_payload(sent, params, case=replace(case, **wrong))
+    capture.save(sent, gradient, batch_size=1)
+    with pytest.raises(ValueError, match="--local-steps 1; got 8"):  # of one gradient the file says no steps
+        captured.load_payload(sent, params, case=replace(case, local_steps=8))
     # What the file leaves out is what the options say: two steps of that rate, here.
     capture.save(sent, after, kind="weights")
     halved = captured.load_payload(sent, params, case=replace(case, local_steps=2))

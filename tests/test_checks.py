@@ -203,7 +203,7 @@ def test_one_file_of_weights_for_both_is_named(plain, tmp_path):
     capture.save(tmp_path / "u", plain.variables["params"], kind="weights", learning_rate=0.1, batch_size=4)
     verdict = audit.update(plain.model, plain.variables, tmp_path / "u")
     assert verdict.verdict == "inputs inconsistent"
-    assert "one file was given for both, or nothing was trained" in verdict.reasons[0]
+    assert "one file was given for both, --weights was saved after the steps" in verdict.reasons[0]
 
 
 class _Mixed(nn.Module):

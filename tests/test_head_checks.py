@@ -139,7 +139,7 @@ class TestHead:
     )
     def test_labels_that_are_proven_must_fit_into_the_batch(self, bias, samples, least, cause):
         found = equations._labels_fit(self.of_bias(*bias), samples)
-        assert f"at least {least} labels for a batch of {samples}" in found.evidence
+        assert f"at least {least} labels in a batch of {samples}" in found.evidence
         assert found.cause.startswith(cause)
         assert (found.status == "passed") == (not cause)
 

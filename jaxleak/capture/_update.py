@@ -55,8 +55,8 @@ def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
         FileNotFoundError: if the folder of `path` does not exist.
         TypeError: on a fact that `Facts` does not have, which it names.
         ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
-            `kind="difference"`, a module whose layers of batch normalisation are in another mode than is stated, or
-            if there are no arrays, or a module's gradients are missing.
+            `kind="difference"` or with the gradient of several steps, a module whose layers of batch normalisation are
+            in another mode than is stated, or if there are no arrays, or a module's gradients are missing.
     """
     taken = as_update(update, **(FactOptions(framework=_framework(update)) | facts))
     path = Path(path)
@@ -65,6 +65,8 @@ def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
     bad = [name for name, array in taken.arrays.items() if not np.isfinite(array).all()]
     if bad:
         _log.warning("%s holds values that are not finite, so that an audit will refuse %s", bad[0], path)
+    if taken.facts.kind != "gradient" and taken.facts.learning_rate is None:
+        _log.warning("learning_rate is not stated, so that an audit of %s will ask for it", path)
     contiguous = {name: np.ascontiguousarray(array) for name, array in taken.arrays.items()}
     with replacing(path) as partial:
         safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
@@ -82,6 +84,12 @@ def as_update(update: Any, **facts: Unpack[FactOptions]) -> Update:
         ValueError: as `save`.
     """
     stated = Facts.of(**(FactOptions(frozen=_frozen(update)) | facts))
+    steps = (stated.local_steps or 1) * (stated.local_epochs or 1)
+    if stated.kind == "gradient" and steps > 1 and hasattr(update, "named_parameters"):
+        raise ValueError(
+            f"kind must be weights for a module after {steps} local steps, got gradient: a module holds that of its "
+            'last step. Give kind="weights" and the learning_rate'
+        )
     mode, eval_layers = _modes_of(update, stated.batch_norm)
     of_layers = stated.eval_layers if stated.eval_layers is not None else eval_layers
     stated = dataclasses.replace(stated, batch_norm=mode, eval_layers=of_layers)

@@ -181,13 +181,17 @@ def _as_stated(update: capture.Update, case: Case) -> capture.Update:
     facts = update.facts
     # A gradient has neither rate nor momentum.
     read = [name for name in _STATED if facts.kind != "gradient" or name not in ("learning_rate", "momentum")]
-    for name in read:
-        stated, option = getattr(facts, name), getattr(case, name)
-        if stated is not None and stated != option:
-            raise ValueError(f"--{name.replace('_', '-')} must be {stated}, as {update.source} says, got {option}")
+    # A gradient is that of one step unless its file says something else.
+    one = {"local_steps": 1, "local_epochs": 1} if facts.kind == "gradient" else {}
+    stated = {name: one.get(name) if getattr(facts, name) is None else getattr(facts, name) for name in read}
+    others = {name: value for name, value in stated.items() if value is not None and value != getattr(case, name)}
+    if others:
+        wanted = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in others.items())
+        got = ", ".join(str(getattr(case, name)) for name in others)
+        raise ValueError(f"options must say what {update.source} says: {wanted}; got {got}")
     for name, usual in (("reduction", "mean"), ("defense", "none"), ("frozen", None), ("eval_layers", None)):
-        if (stated := getattr(facts, name)) not in (None, usual):
-            raise ValueError(f"{update.source} says {name}={stated}, which --payload cannot state: use jaxleak audit")
+        if (said := getattr(facts, name)) not in (None, usual):
+            raise ValueError(f"{update.source} says {name}={said}, which --payload cannot state: use jaxleak audit")
     scales = ("local_steps", "local_epochs", "learning_rate", "momentum")
     told: dict[str, Any] = {name: getattr(case, name) for name in read if name in scales}
     return update._replace(facts=replace(facts, **told))

@@ -276,7 +276,7 @@ def _labels_fit(head: Head, samples: int, *, uneven: bool = False) -> Finding:
     least, turned = (counted(head, samples, sign=sign) for sign in (1, -1))
     if uneven:
         least, turned = least > 0, turned > 0
-    evidence = f"The head's bias gradient proves at least {least.sum()} labels for a batch of {samples}."
+    evidence = f"The head's bias gradient takes at least {least.sum()} labels in a batch of {samples}."
     if least.sum() <= samples:
         return Finding(name, "passed", evidence)
     if turned.sum() <= samples:

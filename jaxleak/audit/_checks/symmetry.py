@@ -143,8 +143,8 @@ def _cause(
         cause = f"the client's optimiser adds weight decay of {decay:.6g} to the gradient of the mean loss"
         return cause, _without_decay(share, decay, precision)
     return (
-        "weights of another round (saved after the step, for example) or of another model, a layout of several layers, "
-        "noise or another defense",
+        "weights of another round (saved after the step, for example) or of another model, the gradient of a later "
+        "local step, a layout of several layers, noise or another defense",
         ("--weights",),
     )
 

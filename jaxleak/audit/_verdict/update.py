@@ -207,7 +207,10 @@ def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precisio
     """What is wrong with weights after training that say nothing of it."""
     if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
         evidence = "The weights after training are those before it in every entry."
-        cause = "one file was given for both, or nothing was trained"
+        cause = (
+            "one file was given for both, --weights was saved after the steps (a state dict changes with its network), "
+            "or nothing was trained"
+        )
         return Finding("zeros", "failed", evidence, cause, ("--weights", "--update"))
     if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."

@@ -38,8 +38,8 @@ _UNSEEN = (
     "momentum, dropout, or a defense"
 )
 _OF_STEPS = (
-    "; or, of several local steps, a learning rate that changes between them or samples that are shuffled anew in "
-    "every epoch"
+    "; or, of several local steps, another learning rate or number of steps, a rate that changes between them, or "
+    "samples that are shuffled anew in every epoch"
 )
 
 

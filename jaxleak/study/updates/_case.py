@@ -48,7 +48,7 @@ class Case:
     federation: int = 100
     """Clients in all: a skewed partition divides the pool among them."""
     batch_size: int = 1
-    """Images per update."""
+    """Images per local step."""
     local_steps: int = 1
     """Steps per upload: how many of gradient descent a client takes before it uploads."""
     local_epochs: int = 1
