@@ -78,6 +78,16 @@ def test_bars_of_mistakes_are_complete(drawn):
         assert widths[0] == pytest.approx(100 * kinds[row]["failed"] / kinds[row]["made"])
 
 
+def test_both_libraries_stand_at_their_scores_and_no_case_is_left_out(drawn):
+    stored, figure = drawn("against_breaching")
+    (axes,) = figure.axes
+    cases = stored["metrics"]["by_case"]
+    for points, wanted in zip(axes.collections[1:], ("jaxleak_psnr", "breaching_psnr", "grey_psnr"), strict=True):
+        shown = points.get_offsets()
+        assert sorted(shown[:, 0]) == pytest.approx(sorted(case[wanted] for case in cases.values()))
+    assert len(axes.get_yticklabels()) == len(cases) == stored["metrics"]["cases"]
+
+
 def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     stored, figure = drawn("audited")
     certified, not_certified = (bars.patches for bars in figure.axes[0].containers)

@@ -24,6 +24,7 @@ NAMES = {
     "two-pools-cnn": "CNN with two poolings", "norm-cnn": "CNN with batch norm", "cnn": "CNN", "convnet": "ConvNet",
     "resnet18": "ResNet18", "vit": "ViT", "nnx": "in Flax NNX", "equinox": "in Equinox", "trained": "trained",
     "eval": "evaluation mode", "train": "training mode", "b1": "one image", "b4": "four images",
+    "steps4": "four local steps of", "steps8": "eight local steps of",
 }  # fmt: skip
 
 
@@ -62,6 +63,25 @@ def spoken(case: str) -> str:
     """What a reader is told of an audited network, from the name of its case, such as `norm-cnn-trained-eval-b4`."""
     network = next(name for name in NAMES if case.startswith(f"{name}-"))
     return ", ".join(NAMES[part] for part in (network, *case.removeprefix(f"{network}-").split("-")))
+
+
+def against_breaching(stored: dict[str, Any], path: Path) -> None:
+    """PSNR of an audit and of breaching on the same update, one row for each case."""
+    cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: case[1]["jaxleak_psnr"])
+    figure, axes = plots.subplots(size=(11, 1.2 + 0.22 * len(cases)))
+    places = np.arange(len(cases))
+    ours, theirs, grey = (
+        np.array([case[score] for _, case in cases]) for score in ("jaxleak_psnr", "breaching_psnr", "grey_psnr")
+    )
+    axes.hlines(places, ours, theirs, color="0.8", zorder=1)
+    axes.scatter(ours, places, color="C0", zorder=3, label="jaxleak audit")
+    axes.scatter(theirs, places, color="C1", marker="s", zorder=3, label="breaching, Inverting Gradients")
+    axes.scatter(grey, places, color="0.4", marker="|", zorder=2, label="a grey image")
+    axes.set_yticks(places, [spoken(name) for name, _ in cases])
+    axes.set_xlabel("PSNR in dB, mean over the images of a batch (higher leaks more)")
+    axes.set_title("The same updates of PyTorch networks, as long each")
+    plots.legend_below(figure, axes)
+    plots.save_figure(figure, path)
 
 
 def audited(stored: dict[str, Any], path: Path) -> None:

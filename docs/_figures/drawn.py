@@ -14,6 +14,7 @@ FIGURES = Path(__file__).parents[1] / "figures"
 #: What draws a figure, by its name, and the names of the stored results.
 DRAWN: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "adam": (fedleak.adam, tuple(fedleak.ADAM)),
+    "against_breaching": (audits.against_breaching, ("against_breaching",)),
     "agreement": (audits.agreement, ("agreement",)),
     "any_loss": (fedleak.any_loss, tuple(fedleak.ANY_LOSS)),
     "audited": (audits.audited, ("audited",)),
