@@ -69,7 +69,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert any("not tried" in reason for reason in reasons)
     (warning,) = unexplained(None)
     (of_steps,) = unexplained(None, steps=2)
-    assert "a learning rate that changes between them" in of_steps.cause
+    assert "another learning rate or number of steps, a rate that changes between them" in of_steps.cause
     assert "between them" not in warning.cause
     assert warning.name == "gradient explained"
     assert "images that were normalised in another way" in warning.cause
@@ -386,7 +386,8 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
     assert warning.option.startswith("--learning-rate, --momentum, --local-steps")
     (of_two,) = unexplained(far, steps=2)
     assert of_two.cause == warning.cause + (
-        "; or, of several local steps, a learning rate that changes between them or samples that are shuffled anew in "
+        "; or, of several local steps, another learning rate or number of steps, a rate that changes between them, or "
+        "samples that are shuffled anew in "
         "every epoch"
     )
     assert "leave 3.2% of the update unexplained, and a certificate takes at most 2.0% where no other loss" in told(far)

@@ -94,7 +94,7 @@ def test_labels_with_a_gap_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("case", "module", "extra"),
     [
-        (SplitCase("breast_cancer", cipher="ckks"), "tenseal", "encryption"),
+        (SplitCase("breast_cancer", cipher="ckks"), "tenseal", "pip install tenseal"),
         (SplitCase("breast_cancer", defense="dp_sgd", strength=7.0), "dp_accounting", "dp-accounting"),
         (SplitCase("breast_cancer", defense="label_dp", strength=7.0), "dp_accounting", "dp-accounting"),
     ],
@@ -240,7 +240,7 @@ def test_options_become_a_case():
 
 def test_scores_are_those_of_the_samples_that_took_part():
     x = np.arange(24.0).reshape(4, 2, 3)
-    model = SimpleNamespace(slices=lambda x: [x[:, 0], x[:, 1]])
+    model = SimpleNamespace(parties=2, slices=lambda x: [x[:, 0], x[:, 1]])
     victim = SimpleNamespace(x=x, y=np.array([0, 1, 1, 0]))
     truth = Truth(
         SimpleNamespace(model=model, victim=victim, missing=np.zeros(x.shape, bool)), np.array([[0, 2], [2, 3]])

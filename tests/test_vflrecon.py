@@ -276,8 +276,8 @@ def test_what_does_not_fit_the_shadow_run_is_refused(setting):
         with pytest.raises(ValueError, match=message):
             attacks.train_vflrecon(jax.random.key(0), seen, private, model, **{"party": 0, "task": "labels", **options})
 
-    refuses(r"party must be in \[0, 1\], got 2", party=2)
-    refuses(r"party must be in \[0, 1\], got -1", party=-1)
+    refuses(r"party must be in \[0, 2\), got 2", party=2)
+    refuses(r"party must be in \[0, 2\), got -1", party=-1)
     wide = models.bottom_top((2, 3), 3, bottom=(4,), top=(4,))
     refuses("party 1 has 3 features, got a record of 2", model=wide, party=1)
     for task in ("labels", "features"):
