@@ -39,6 +39,8 @@ def agreement(stored: dict[str, Any], path: Path) -> None:
     images = study.Images(
         *(of_image([np.array(cell[name], float) for cell in cells]) for name in ("agreement", "tinted", "ssim")),
         matched=of_image([cell["gradient_matched"] == 1 for cell in cells]),
+        # The figure is of the two starts alone, and the stored run is older than the search for other images.
+        determined=of_image([True for _ in cells]),
         defended=of_image([study.CASES[cell["case"]].defense is not None for cell in cells]),
         seed=of_image([cell["seed"] for cell in cells]),
     )
