@@ -71,8 +71,14 @@ def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
     commit = content["provenance"]["commit"]
     if commit.endswith("-dirty"):
         raise ValueError(f"{folder}: the run is of {commit}, which nobody else has; commit the code and run it again")
-    content["config"] = {**content["config"], "out": None}
+    # Folders of this machine are nobody else's: of an option that names one the last part stays.
+    config = {name: Path(value).name if _is_absolute(value) else value for name, value in content["config"].items()}
+    content["config"] = {**config, "out": None}
     return _write(results / f"{name}.json", json.dumps(content, indent=2))
+
+
+def _is_absolute(option: Any) -> bool:
+    return isinstance(option, str) and Path(option).is_absolute()
 
 
 def store_cell(runs: Path, cell: str, *, seed: int, name: str, results: Path = RESULTS) -> Path:

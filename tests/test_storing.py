@@ -32,10 +32,11 @@ def recorded(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_copied_without_its_folder(tmp_path):
-    content = {"status": "complete", "config": {"seeds": [0], "out": "/home/me"}, "provenance": {"commit": "0ff1ce"}}
+    options = {"seeds": [0], "audits": "/home/me/audited", "data": "runs/data"}
+    content = {"status": "complete", "config": options | {"out": "/home/me"}, "provenance": {"commit": "0ff1ce"}}
     (tmp_path / "results.json").write_text(json.dumps(content))
     path = storing.store_run(tmp_path, "kept", tmp_path)
-    assert json.loads(path.read_text()) == content | {"config": {"seeds": [0], "out": None}}
+    assert json.loads(path.read_text()) == content | {"config": options | {"audits": "audited", "out": None}}
 
 
 def test_a_run_of_code_that_nobody_has_is_refused(tmp_path):
