@@ -314,6 +314,17 @@ def weights(tree: Any) -> None:
             raise ValueError(f"variables must be finite, got NaN or infinity in {name}: has the training diverged?")
 
 
+def finite_arrays(**named: np.ndarray) -> None:
+    """Raise `ValueError` unless all entries are finite.
+
+    Comparisons with NaN are false, so that an answer would come out that no gradient speaks for.
+    """
+    for name, values in named.items():
+        wrong = values[~np.isfinite(values)]
+        if wrong.size:
+            raise ValueError(f"{name} must be finite, got {wrong[0]} in {wrong.size} of {values.size} entries")
+
+
 def finite(tree: Any, where: str) -> None:
     """Raise `FloatingPointError` if a leaf of `tree` is not finite; `where` says where, e.g. the round."""
     import jax  # for trees alone; options are checked before JAX is imported

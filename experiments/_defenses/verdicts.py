@@ -14,6 +14,9 @@ COMPARABLE, DEGRADED = 3.0, 1.0
 #: Largest difference of an accuracy from one that the paper shows in a figure only.
 ABOUT = 0.1
 
+#: What a row calls the best attacker's PSNR as FedLeak scores it.
+_LEAK = "leak_best_match"
+
 #: Tasks of a VFL attack, as a cell's id names them between the table and the row.
 TASKS = ("label", "feature")
 
@@ -47,7 +50,7 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     few = [row for row in rows if row["local_steps"] == 1]
     many = [row for row in rows if row["local_steps"] > 1]
     defended = [row for row in few if row["defense"]]
-    protecting = sorted({row["defense"] for row in defended if row["leak_best_match"] < PROTECTED})
+    protecting = sorted({row["defense"] for row in defended if row[_LEAK] < PROTECTED})
     yield Verdict(
         where,
         "with one local step only quantization protects",
@@ -56,7 +59,7 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     )
     printed = {cell["id"]: cell["value"] / 100 for cell in tables["text-fig4-accuracy"]["cell"]}
     full = printed["text-fig4-accuracy/full-privacy/steps12"]
-    enough = [row["accuracy"] for row in many if row["defense"] and row["leak_best_match"] < PROTECTED]
+    enough = [row["accuracy"] for row in many if row["defense"] and row[_LEAK] < PROTECTED]
     best = max((value for value in enough if np.isfinite(value)), default=None)
     yield Verdict(
         where,
@@ -64,20 +67,19 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
         "none reaches it" if best is None else f"accuracy {best:.3f}",
         None if best is None else best <= full + ABOUT,
     )
-    leak = "leak_best_match"
     one, twelve = (next((row for row in part if row["defense"] is None), None) for part in (few, many))
     yield Verdict(
         where,
         "without defense twelve steps leak less than one, and train worse",
         "" if not (one and twelve) else _both("one step", one, "twelve", twelve),
-        None if not (one and twelve) else one[leak] > twelve[leak] and one["accuracy"] > twelve["accuracy"],
+        None if not (one and twelve) else one[_LEAK] > twelve[_LEAK] and one["accuracy"] > twelve["accuracy"],
     )
 
 
 def _fig5(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     table = _paper.tables("fedleak")["text-combined-defence"]
     at = {cell["id"].rsplit("/", 1)[-1]: cell["value"] for cell in table["cell"]}
-    leak = {(row["defense"], row["strength"]): row["leak_best_match"] for row in rows}
+    leak = {(row["defense"], row["strength"]): row[_LEAK] for row in rows}
     combined = {epsilon: value for (name, epsilon), value in leak.items() if name == "dp_soteria"}
     left = [value for epsilon, value in combined.items() if epsilon >= at["semantic-left"]]
     none = [value for epsilon, value in combined.items() if epsilon <= at["protected"]]
@@ -108,7 +110,7 @@ def _fig5(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 def _fig7(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     table = _paper.tables("fedleak")["text-secure-aggregation-clients"]
     at = {cell["id"].rsplit("/", 1)[-1]: int(cell["value"]) for cell in table["cell"]}
-    leak = {row["clients"]: row["leak_best_match"] for row in rows}
+    leak = {row["clients"]: row[_LEAK] for row in rows}
     one, some, many = (leak.get(clients) for clients in (1, at["degraded"], at["ineffective"]))
     yield Verdict(
         table["where"],
@@ -126,7 +128,7 @@ def _fig7(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 
 def _fig8(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     where = _paper.tables("fedleak")["text-encrypt-top"]["where"]
-    leak = {(row["defense"], row["strength"]): row["leak_best_match"] for row in rows}
+    leak = {(row["defense"], row["strength"]): row[_LEAK] for row in rows}
     every, top, bottom = leak.get((None, 0.0)), leak.get(("encrypt_bottom", 80.0)), leak.get(("encrypt_top", 80.0))
     yield Verdict(
         where,
@@ -144,7 +146,7 @@ def _fig8(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
 
 def _both(name: str, row: dict[str, Any], other: str, second: dict[str, Any]) -> str:
     pair = ((name, row), (other, second))
-    return ", ".join(f"{n} {r['leak_best_match']:.1f} dB at accuracy {r['accuracy']:.3f}" for n, r in pair)
+    return ", ".join(f"{n} {r[_LEAK]:.1f} dB at accuracy {r['accuracy']:.3f}" for n, r in pair)
 
 
 def _listed(leaks: list[float]) -> str:

@@ -258,9 +258,7 @@ def infer_labels(
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must have shape {shape} to fit kernel_gradient, got {array.shape}")
     given = {"kernel_gradient": kernel_gradient, "bias_gradient": bias_gradient, "kernel": kernel, "bias": bias}
-    for name, array in concrete(given).items():
-        if array is not None and not np.isfinite(np.asarray(array)).all():
-            raise ValueError(f"{name} must be finite: labels would come out that no gradient speaks for")
+    _validate.finite_arrays(**{name: np.asarray(array) for name, array in concrete(given).items() if array is not None})
     return LABEL_RULES[rule](HeadGradient(kernel_gradient, bias_gradient, kernel, bias, key), batch_size)
 
 

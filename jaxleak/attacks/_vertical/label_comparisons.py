@@ -7,6 +7,8 @@ for each of its visits, so that `labels[index] = answer` puts the answers back b
 
 import numpy as np
 
+from jaxleak import _validate
+
 
 def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
     """Li et al., "Label Leakage and Protection in Two-party Split Learning" (ICLR 2022), the norm attack.
@@ -62,7 +64,7 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
         raise ValueError(f"anchor must have shape {gradients.shape[1:]}, got {anchor.shape}")
     if anchor_label not in (0, 1):
         raise ValueError(f"anchor_label must be 0 or 1, got {anchor_label}")
-    _finite(anchor=anchor)
+    _validate.finite_arrays(anchor=anchor)
     if not np.any(anchor):
         raise ValueError("anchor must not be zero")
     same = gradients.astype(np.float64) @ anchor.astype(np.float64) > 0
@@ -93,12 +95,4 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _check(gradients: np.ndarray) -> None:
     if gradients.ndim != 2 or gradients.size == 0:
         raise ValueError(f"gradients must be a non-empty (n, e), got {gradients.shape}")
-    _finite(gradients=gradients)
-
-
-def _finite(**named: np.ndarray) -> None:
-    # Comparisons with NaN are false, so that an answer would come out that no gradient speaks for.
-    for name, values in named.items():
-        wrong = values[~np.isfinite(values)]
-        if wrong.size:
-            raise ValueError(f"{name} must be finite, got {wrong[0]} in {wrong.size} of {values.size} entries")
+    _validate.finite_arrays(gradients=gradients)
