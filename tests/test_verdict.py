@@ -76,7 +76,13 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert warning.option.startswith("--truth of a known batch, --mean, --std, --minutes, --loss other")
     without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
     assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
-    assert [finding.name for finding in unexplained(near, without_symmetries)] == ["weights"]
+    (unchecked,) = unexplained(near, without_symmetries)
+    _, reasons = decide([unchecked], nothing, near, [], [])
+    assert reasons[-1].startswith("Not checked: An update of this client can point anywhere, so that no check can tell")
+    assert not any("Warning" in reason for reason in reasons)
+    outcome, reasons = decide([Finding("counts", "suspicious", "odd")], nothing, None, ["Spent."], [], attacked=False)
+    assert outcome == "not attacked"
+    assert reasons == ("Spent.", "Warning: counts: suspicious. odd")
     outcome, reasons = decide(unexplained(near), nothing, near, [], [])
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images is certified: independent starts end at the same image (near), ")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxleak._command.invert.options import Args
+from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.study import Progress, RunFolder, plots
 from jaxleak.study.reports import Measure, Section, command_line, markdown_table, measured, write_markdown
 from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome, resolved
@@ -39,7 +40,7 @@ MEASURES = (
     Measure("SSIM", "ssim", form=".2f"),
     Measure("recognised", "recognised", "%"),
     Measure("labels right", "label_accuracy", "%"),
-    Measure("gradient matched", "gradient_matched", "%"),
+    Measure(f"gradient matched to {MATCHED_BELOW:g}", "gradient_matched", "%"),
     Measure("agreement", "agreement", form=".2f"),
     Measure("undetermined", "undetermined", "%"),
 )
@@ -48,7 +49,7 @@ SPREAD = (Measure("PSNR, deviation over the seeds", "psnr_spread", "dB"), Measur
 #: What both say where the truth is not known.
 MEASURES_CAPTURED = (
     Measure("images with an answer", "answered", "%"),
-    Measure("gradient matched", "gradient_matched", "%"),
+    Measure(f"gradient matched to {MATCHED_BELOW:g}", "gradient_matched", "%"),
     Measure("cosine distance of the gradients", "cosine_distance", form=".2g"),
     Measure("the attack's own score (lower is better)", "score", form=".3g"),
     Measure("agreement of two starts, mean", "agreement", form=".2f"),

@@ -10,6 +10,8 @@ from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.metrics._images import has_ssim
 
+#: Name of the finding that the weights could not be checked, which is worth a sentence and no warning.
+UNCHECKED = "weights"
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
 #: Exit status of the command for every verdict.
@@ -329,9 +331,12 @@ def decide(
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
     withheld = [labels.withheld] if labels.withheld else []
+    withheld += [f"Not checked: {finding.evidence}" for finding in findings if finding.name == UNCHECKED]
     if reasons:
         return "leaks", (reasons[0], *warnings, *reasons[1:], *withheld)
-    return "not shown to leak" if attacked else "not attacked", (*warnings, *tried, *not_tried, *withheld)
+    if not attacked:  # the reader asks first why
+        return "not attacked", (*tried, *not_tried, *warnings, *withheld)
+    return "not shown to leak", (*warnings, *tried, *not_tried, *withheld)
 
 
 def _proven(labels: Labels) -> str:

@@ -19,6 +19,7 @@ from jaxleak.audit._verdict.verdict import (
     OUTSIDE,
     SPEAR,
     SPEAR_ALONE,
+    UNCHECKED,
     Answer,
     listed,
 )
@@ -98,8 +99,8 @@ def unexplained(
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
-        evidence = "An update of this client can point anywhere, so that no check could tell mistaken weights."
-        return [Finding("weights", "suspicious", evidence, f"none, or {unseen}", ("--weights",))]
+        evidence = "An update of this client can point anywhere, so that no check can tell mistaken inputs"
+        return [Finding(UNCHECKED, "not applicable", f"{evidence}: {unseen}.")]
     return []
 
 

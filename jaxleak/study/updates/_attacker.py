@@ -62,6 +62,8 @@ def check(case: Case) -> None:
     if case.own_attack:
         own_settings(case)
     _check_model(case)
+    if case.loss == "other":
+        raise ValueError("loss must be known to this attack, got 'other'; jaxleak audit --loss other works without it")
     _validate.one_of(objectives.LOSSES, loss=case.loss)
     check_combinations(case, _readers(), case.attack in CLOSED_FORM)
     if case.activation_penalty is not None:
@@ -216,6 +218,8 @@ class Resolved:
         case, read = self.case, self.leaves(model)
         update = "one update" if read is None else f"{', '.join(read)} of one update"
         extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(self.threat, name)]
+        if case.local_steps * case.local_epochs > 1:
+            extra.insert(0, "the number of local steps and their learning rate")
         if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
             source = f"{case.data}, held out" if case.public_data == HELD_OUT else case.public_data
             extra.append(f"public images ({source})")
