@@ -256,6 +256,9 @@ class TestPublicImages:
         assert "public images (digits, held out)" in resolved(Case(attack="ggl", data="digits")).granted(model)
         assert "public images" not in resolved(Case(attack="ggl", public_data="synthetic")).granted(model)
         assert "public images" not in resolved(Case()).granted(model)
+        steps = "the number of local steps and their learning rate"
+        assert steps in resolved(Case(local_epochs=2)).granted(model)
+        assert steps not in resolved(Case()).granted(model)
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ _SMALL = {"model": "mlp", "data": "digits", "pool": 8}
         ({"tv": 0.0, "tv_kind": "relative"}, "variation that fedleak weighs with 0 here"),
         ({"momentum": 0.9}, "momentum changes nothing where one client uploads the gradient of one step"),
         ({"estimate": True}, "estimate changes nothing where one client uploads the gradient of one step"),
+        ({"loss": "other"}, "loss must be known to this attack, got 'other'; jaxleak audit --loss other works without"),
         ({"federation": 7}, "federation divides the pool of a skewed partition, and iid is none"),
         ({"attack": "dlg", "exact_kinks": True}, "exact_kinks changes nothing, since dlg smooths no kinks"),
         (_SMALL | {"batch_norm": "eval"}, "batch_norm changes nothing, since mlp has no batch normalisation"),
