@@ -16,6 +16,10 @@ from _notebooks import OUTPUTS, cells  # noqa: E402
 from _offline import loaded_from_elsewhere  # noqa: E402
 
 
+#: A link to an example's source, which the site has as a page.
+_EXAMPLE = re.compile(r"\]\(\.\./examples/(\w+)\.py")
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Every notebook of `examples/` becomes a page beside the pictures that it drew, with what it printed."""
     for notebook in sorted((ROOT / "examples").glob("*.py")):
@@ -26,10 +30,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page extending.md shows CONTRIBUTING.md, whose links start from the repository's root."""
+    """The page with links to examples' pages; extending.md shows CONTRIBUTING.md, whose links start from the root."""
     if page.file.src_path == "extending.md":
-        return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
-    return markdown
+                return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
+    return _EXAMPLE.sub(r"](examples/\1.md", markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

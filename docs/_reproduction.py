@@ -128,7 +128,7 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         f'"Met" does not mean "repeated" in two cases. In {found["beyond"]} met numbers the attack leaks more than in '
         f"the paper, by more than the spread and {TOLERANCE:.0%}. {_met_by_noise(ledgers)} others are of "
         "GradInversion, which fails in the paper and here: its answer is close to the mean of its random starts "
-        f"([FedLeak's baselines](../fedleak/baselines.md)). Of the reconstructions by FedLeak's own algorithm "
+        f"([FedLeak's baselines](../inversion/baselines.md)). Of the reconstructions by FedLeak's own algorithm "
         f"{_met_by_fedleak(ledgers) or 'none'} is met.",
         "",
         *_markdown(["paper", "numbers", *heads], [*by_paper, total]),
