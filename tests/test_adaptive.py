@@ -52,9 +52,9 @@ def test_what_nobody_can_know_is_refused(client):
     for unknown in (
         defenses.fake_gradients(3, reading="printed"),
         defenses.marvell(num_classes=2),
-        defenses.gaussian_noise(0.1),
+        defenses.gaussian_noise(0.1, place="top_output"),
         defenses.laplace_noise(0.1, place="cut_gradient"),
-        defenses.chain(defenses.quantize(8), defenses.gaussian_payload_noise(0.1)),
+        defenses.chain(defenses.quantize(8), defenses.gaussian_noise(0.1)),
         defenses.composed(defenses.dp_sgd(), defenses.guardian(1.0)),
         defenses.outpost(0.5, decay=0.1),
         defenses.dp_sgd(expected_batch=3.0),
@@ -81,7 +81,7 @@ def test_what_nobody_can_know_is_refused(client):
 @pytest.mark.parametrize(
     "identity",
     [
-        defenses.gaussian_payload_noise(0.0),
+        defenses.gaussian_noise(0.0),
         defenses.laplace_noise(0.0),
         defenses.magnitude_noise(0.0),
         defenses.cancelling_noise(0.0, 3),

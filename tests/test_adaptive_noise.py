@@ -46,7 +46,7 @@ def test_entries_of_zero_are_weighed_by_a_tenth_of_the_mean_square():
 @pytest.mark.parametrize(
     ("defense", "round_", "likelihood"),
     [
-        (defenses.gaussian_payload_noise(0.2), 0, objectives.gaussian_likelihood(0.2)),
+        (defenses.gaussian_noise(0.2), 0, objectives.gaussian_likelihood(0.2)),
         (defenses.laplace_noise(0.3), 0, objectives.laplace_likelihood(0.3)),
         (defenses.clipped_gaussian(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0)),  # of the clipped payload
         (defenses.dp_sgd(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0 / 4)),  # of a sum over four examples
@@ -72,7 +72,7 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
 
 def test_tables_have_no_prior_of_photographs():
     """Neighbouring columns of a table are not alike, so that the variation prior of images says nothing of them."""
-    noise, settings = defenses.gaussian_payload_noise(0.1), presets.fedleak(5)
+    noise, settings = defenses.gaussian_noise(0.1), presets.fedleak(5)
     for shape, expected in (
         ((1, 4, 1), 0.1),
         ((4, 1, 1), 0.1),
@@ -85,7 +85,7 @@ def test_tables_have_no_prior_of_photographs():
 
 def test_beside_a_likelihood_a_generator_is_the_only_prior():
     """Standard normal latents cost half their squares in nats. The prior of GGL also takes off log(variance) / 2."""
-    model, noise = models.build("mlp", (4, 4, 1), 3), defenses.gaussian_payload_noise(0.1)
+    model, noise = models.build("mlp", (4, 4, 1), 3), defenses.gaussian_noise(0.1)
     candidate = client_updates.generator_latents(lambda z: z.reshape(len(z), 4, 4, 1), 16)
     settings = presets.fedleak(5)._replace(candidate=candidate).weighing(latent=0.1, tv=0.1)
     share = protocols.ClientShare(model)
@@ -132,7 +132,7 @@ def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
     """A sum over all pairs of all images and channels, whatever their number: two images cost twice as much as one."""
     model = models.build("mlp", (4, 5, 2), 3)
     share, settings = protocols.ClientShare(model), presets.fedleak(5)
-    defense = defenses.gaussian_payload_noise(0.1)
+    defense = defenses.gaussian_noise(0.1)
     known = adaptive.informed(defense, model, share, settings, batch_size=3).settings
     ((weight, prior),) = [entry for entry in known.priors if entry[0]]
     x = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32)
@@ -158,7 +158,7 @@ def test_the_prior_is_likeliest_for_photographs(size):
 
 def test_weights_that_the_caller_chose_hold_beside_a_likelihood():
     model = models.build("mlp", (4, 4, 1), 3)
-    share, noise = protocols.ClientShare(model), defenses.gaussian_payload_noise(0.1)
+    share, noise = protocols.ClientShare(model), defenses.gaussian_noise(0.1)
 
     def priors(settings, defense=noise, **weights):
         known = adaptive.informed(defense, model, share, settings, batch_size=1, weights=weights).settings
@@ -202,7 +202,7 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
 
 def _psnr_of(model, deviation, settings_of):
     """PSNR of two small photographs behind noise, by each of the settings that `settings_of` makes."""
-    share, defense = protocols.ClientShare(model), defenses.gaussian_payload_noise(deviation)
+    share, defense = protocols.ClientShare(model), defenses.gaussian_noise(deviation)
     x = data.load("photographs:8", 2, 0).x.mean(axis=-1, keepdims=True)
     private = Batch(jnp.asarray(x)[:, None], jnp.array([1, 2]), jnp.arange(2))
     client = protocols.client(share, num_samples=2, batch_size=2, defense=defense)

@@ -10,7 +10,7 @@ import reference
 from jaxleak import attacks, models
 from jaxleak.attacks import adaptive, aggregated
 from jaxleak.attacks.adaptive import _rounds
-from jaxleak.defenses import CLIENT_DEFENSES, chain, fake_gradients, gaussian_payload_noise
+from jaxleak.defenses import CLIENT_DEFENSES, chain, fake_gradients, gaussian_noise
 from jaxleak.defenses.mechanisms import Mechanism, RankedNoise
 
 N, K = 20, 4
@@ -95,6 +95,6 @@ def test_small_entries_arrive_true_where_the_mechanism_says_so():
 
 def test_defenses_that_order_no_noise_have_no_attacker_of_rounds():
     others = [known.build(known.strengths[0]) for known in CLIENT_DEFENSES.values()]
-    for other in (*others, chain(fake_gradients(3), gaussian_payload_noise(0.1))):
+    for other in (*others, chain(fake_gradients(3), gaussian_noise(0.1))):
         assert adaptive.rounds_attack(other) is None
     assert adaptive.rounds_attack(chain(fake_gradients(3))) == "cafe_ordinal"

@@ -14,7 +14,7 @@ from jaxleak.defenses import (
     cancelling_noise,
     chain,
     clipped_gaussian,
-    gaussian_payload_noise,
+    gaussian_noise,
     laplace_noise,
     magnitude_noise,
     quantize,
@@ -36,7 +36,7 @@ def _accepts_only(sample, distribution, scale):
 
 @pytest.mark.parametrize(
     ("build", "distribution"),
-    [(gaussian_payload_noise, scipy.stats.norm), (laplace_noise, scipy.stats.laplace)],
+    [(gaussian_noise, scipy.stats.norm), (laplace_noise, scipy.stats.laplace)],
     ids=["gaussian", "laplace"],
 )
 def test_noise_has_the_stated_scale_and_the_test_would_notice_another(build, distribution):
@@ -61,7 +61,7 @@ def test_cancelling_noise_sums_to_zero_and_hides_each_client():
     _accepts_only(np.ravel((shared - payload) / deviation), scipy.stats.norm, 1.0)
 
 
-@pytest.mark.parametrize("build", [gaussian_payload_noise, laplace_noise, magnitude_noise, quantize])
+@pytest.mark.parametrize("build", [gaussian_noise, laplace_noise, magnitude_noise, quantize])
 def test_strength_zero_is_the_identity(build):
     unchanged = build(32 if build is quantize else 0.0).apply(KEY, PAYLOAD)
     np.testing.assert_array_equal(reference.flat(unchanged), reference.flat(PAYLOAD))
@@ -171,7 +171,7 @@ def test_bits_on_the_wire():
     positions = min(16 * 6, n)  # six bits number 61 entries; a bitmap has 61
     for defense, bits in (
         (None, 32 * n),
-        (gaussian_payload_noise(1.0), 32 * n),
+        (gaussian_noise(1.0), 32 * n),
         (quantize(32), 32 * n),
         (quantize(8), 8 * n + 32 * tensors),
         (quantize(1, stochastic=True), n + 32 * tensors),
@@ -185,7 +185,7 @@ def test_bits_on_the_wire():
         (chain(sparsify(25), quantize(4)), 16 * 4 + positions + 32 * tensors),
         (chain(sparsify(25), quantize(1)), n + 32 * tensors),  # one bit cannot say zero
         (chain(quantize(1), sparsify(25)), n + 32 * tensors),  # single bits tie, and ties are sent
-        (chain(sparsify(25), gaussian_payload_noise(1.0)), 32 * n),  # noise fills the zeros
+        (chain(sparsify(25), gaussian_noise(1.0)), 32 * n),  # noise fills the zeros
     ):
         assert bits_on_the_wire(defense, PAYLOAD) == bits
     shapes = jax.eval_shape(lambda: PAYLOAD)
@@ -195,7 +195,7 @@ def test_bits_on_the_wire():
 @pytest.mark.parametrize(
     ("build", "options", "match"),
     [
-        (gaussian_payload_noise, {"scale": -1}, "scale must be >= 0, got -1"),
+        (gaussian_noise, {"scale": -1}, "scale must be >= 0, got -1"),
         (laplace_noise, {"scale": -0.1}, "scale must be >= 0"),
         (laplace_noise, {"scale": float("nan")}, "scale must be >= 0"),
         (magnitude_noise, {"scale": -1}, "scale must be >= 0"),

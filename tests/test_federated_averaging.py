@@ -123,7 +123,7 @@ def test_training_learns(samples):
 
 
 DEFENSES = {
-    "payload": lambda: defenses.gaussian_payload_noise(0.1),
+    "payload": lambda: defenses.gaussian_noise(0.1),
     "per_example_gradient": lambda: defenses.adaptive_dp_sgd(1.0, 0.1, decay=0.9),
     "client_payloads": lambda: defenses.cancelling_noise(0.1, 2),
     "representation": lambda: defenses.soteria(0.5),

@@ -159,7 +159,6 @@ DEFENSES = {
     "fake_gradients": lambda a, b: defenses.fake_gradients(b, a),
     "feature_dropout": lambda a, b: defenses.feature_dropout(a),
     "gaussian_noise": lambda a, b: defenses.gaussian_noise(a),
-    "gaussian_payload_noise": lambda a, b: defenses.gaussian_payload_noise(a),
     "guardian": lambda a, b: defenses.guardian(a, probes=b),
     "laplace_noise": lambda a, b: defenses.laplace_noise(a),
     "magnitude_noise": lambda a, b: defenses.magnitude_noise(a),

@@ -68,11 +68,11 @@ def halved(strength):
 
 
 def noisy(strength):
-    return defenses.gaussian_payload_noise(strength)
+    return defenses.gaussian_noise(strength)
 
 
 def louder(strength):
-    return defenses.gaussian_payload_noise(strength)._replace(mechanism=Mechanism(noise=GaussianNoise(2 * strength)))
+    return defenses.gaussian_noise(strength)._replace(mechanism=Mechanism(noise=GaussianNoise(2 * strength)))
 
 
 def of_examples(strength):
@@ -92,7 +92,7 @@ def remembering(strength):
 
 
 def picky(strength):
-    return defenses.gaussian_payload_noise(strength) if strength < 1 else None
+    return defenses.gaussian_noise(strength) if strength < 1 else None
 
 
 def deaf(strength):
@@ -310,7 +310,7 @@ def test_modules_of_one_name_from_two_folders_are_refused(file, tmp_path):
         ValueError, match=r"yours\.py imports .*other.numbers_of_mine\.py, and another module of that name"
     ):
         check(Case(attack=f"{other / 'yours.py'}:mine", **TINY))
-    (other / "mine.py").write_text("import jaxleak.defenses as d\nhalved = d.gaussian_payload_noise\n")
+    (other / "mine.py").write_text("import jaxleak.defenses as d\nhalved = d.gaussian_noise\n")
     two = [Case(defense=f"{path}:halved", strength=s, **TINY) for path, s in ((file, 0.1), (other / "mine.py", 0.2))]
     with pytest.raises(ValueError, match=r"would have one name in tables; rename one of the files"):
         run_trade_off([TradeOffPoint(c, "a", c.strength) for c in two], None, None, None, seeds=(0,), budget=None)

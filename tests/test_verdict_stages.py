@@ -72,7 +72,7 @@ def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
     sent = {
         defenses.sparsify(10.0): (0.01, 1e-6),
         defenses.quantize(4): (1e-3, 1e-6),
-        defenses.gaussian_payload_noise(1e-3): (1e-4, 1.0),
+        defenses.gaussian_noise(1e-3): (1e-4, 1.0),
     }
     for defense, (without, through) in sent.items():
         payload = defense.apply(jax.random.key(3), gradient, round=0)

@@ -28,10 +28,10 @@ from jaxleak.defenses._fake_gradients import fake_gradients
 from jaxleak.defenses._feature_dropout import feature_dropout
 from jaxleak.defenses._gaussian import clipped_gaussian
 from jaxleak.defenses._guardian import guardian
+from jaxleak.defenses._label_noise import label_dp_scale
 from jaxleak.defenses._marvell import marvell
-from jaxleak.defenses._noise import gaussian_noise, label_dp_scale
+from jaxleak.defenses._noise import cancelling_noise, gaussian_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._outpost import outpost
-from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._soteria import soteria
 from jaxleak.defenses._split_defenses import SPLIT_DEFENSES, SplitDefense, SplitRun, split_defense
 from jaxleak.defenses._vfl_defender import Reading, vfl_defender
@@ -63,7 +63,6 @@ __all__ = [
     "fake_gradients",
     "feature_dropout",
     "gaussian_noise",
-    "gaussian_payload_noise",
     "guardian",
     "label_dp_scale",
     "laplace_noise",

@@ -13,8 +13,8 @@ from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._feature_dropout import feature_dropout
 from jaxleak.defenses._gaussian import clipped_gaussian
 from jaxleak.defenses._guardian import guardian
+from jaxleak.defenses._noise import cancelling_noise, gaussian_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._outpost import outpost
-from jaxleak.defenses._payload_noise import cancelling_noise, gaussian_payload_noise, laplace_noise, magnitude_noise
 from jaxleak.defenses._soteria import soteria
 
 #: The delta that the papers' shorthand epsilon is stated for (FedLeak, section 6.4).
@@ -112,7 +112,7 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
         interpretation=f"as adaptive_dp: a decay of {_DECAY} per round",
     ),
     "dp_update": _private(clipped_gaussian, _EPSILONS, " of the whole update"),
-    "gaussian": ClientDefense(gaussian_payload_noise, (1e-4, 1e-3, 1e-2, 1e-1), "standard deviation"),
+    "gaussian": ClientDefense(gaussian_noise, (1e-4, 1e-3, 1e-2, 1e-1), "standard deviation"),
     "laplace": ClientDefense(laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale"),
     "magnitude_noise": ClientDefense(magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation"),
     "cancelling_noise": ClientDefense(

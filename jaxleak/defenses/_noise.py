@@ -1,56 +1,106 @@
-"""Gaussian noise in split vertical training: at one place, and at the labels for an epsilon."""
+"""Noise that is independent, proportional to magnitudes, or cancels between clients."""
 
 import math
 
 import jax
+import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak.defenses._accounting import noise_multiplier_of
 from jaxleak.defenses._base import SPLIT_PLACES, Defense, per_leaf
+from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise
 
 
-def gaussian_noise(scale: float, *, place: str = "top_output") -> Defense:
+def gaussian_noise(scale: float, *, place: str = "payload") -> Defense:
     """Add Gaussian noise of standard deviation `scale` to every entry of what passes at `place`.
 
-    VFLRecon's table V puts noise of variance 0.001, 0.01 and 0.1 (`scale` is the root of it) on the output of the top
-    model; its discussion speaks of gradients. Both are measured by choosing the place; "bottom_output" is noise on the
-    embeddings that the parties send, which hides features from the label holder. Gradients here are of the mean
-    loss, so they shrink with 1 / B, while outputs do not: the same scale is a much larger noise on gradients.
-
-    There is no clipping, and hence no (epsilon, delta) but the one that `label_dp_scale` states.
-
-    Args:
-        scale: standard deviation > 0.
-        place: one of `SPLIT_PLACES`.
-
-    Raises:
-        ValueError: on a scale <= 0 or an unknown place.
-    """
-    _validate.positive(scale=scale)
-    _validate.one_of(SPLIT_PLACES, place=place)
-
-    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape))
-
-
-def label_dp_scale(epsilon: float, *, delta: float, epochs: int, batch_size: int) -> float:
-    """The standard deviation that makes all of training label-private, by noise on the top's output gradient.
-
-    It is the `scale` of `gaussian_noise(scale, place="top_output_gradient")`.
-    Changing one label moves that example's row of dL/do = (p - onehot(y)) / B by sqrt(2) / B. All that a party or the
-    top sees of labels is computed from the noisy rows, and a row is released once per epoch: so labels have (epsilon,
-    delta) differential privacy in the view of every party, messages included. Features have none. `dp_sgd`, in
-    contrast, protects the trained parameters and leaves the gradients that go to the parties as they are.
+    Without clipping there is no (epsilon, delta): see `clipped_gaussian` and `dp_sgd`. In split vertical training only
+    `label_dp_scale` states one. VFLRecon's table V puts noise of variance 0.001, 0.01 and 0.1 (`scale` is the root of
+    it) on the output of the top model; its discussion speaks of gradients. Both are measured by choosing the place;
+    "bottom_output" is noise on the embeddings that the parties send, which hides features from the label holder.
+    Gradients here are of the mean loss, so they shrink with 1 / B, while outputs do not: the same scale is a much
+    larger noise on gradients.
 
     Args:
-        epsilon: > 0.
-        delta: in (0, 1).
-        epochs: how often every example takes part, > 0.
-        batch_size: B > 0; the loss is the batch's mean cross-entropy.
+        scale: >= 0, in units of what passes; 0 is the identity.
+        place: "payload" of a client, or one of `SPLIT_PLACES` in split vertical training.
 
     Raises:
-        ImportError: without dp-accounting.
-        ValueError: on values out of range.
+        ValueError: on a scale out of range or an unknown place.
     """
-    _validate.count(batch_size=batch_size)
-    sigma = noise_multiplier_of(epsilon=epsilon, sampling_rate=1.0, steps=epochs, delta=delta)
-    return sigma * math.sqrt(2) / batch_size
+    _validate.non_negative(scale=scale)
+    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
+    mechanism = Mechanism(noise=GaussianNoise(scale) if scale else None) if place == "payload" else None
+    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape), mechanism=mechanism)
+
+
+def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
+    """Add Laplace noise with density exp(-|t| / scale) / (2 scale) to every entry of the payload.
+
+    Its standard deviation is sqrt(2) times `scale`. Without clipping the 1-norm there is no epsilon.
+
+    Args:
+        scale: >= 0, in units of the payload; 0 is the identity.
+        place: "payload", or one of `SPLIT_PLACES` in split vertical training, as for `gaussian_noise`.
+
+    Raises:
+        ValueError: on a scale out of range or an unknown place.
+    """
+    _validate.non_negative(scale=scale)
+    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
+    mechanism = Mechanism(noise=LaplaceNoise(scale) if scale else None) if place == "payload" else None
+    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape), mechanism=mechanism)
+
+
+def magnitude_noise(scale: float) -> Defense:
+    """Add Gaussian noise of standard deviation `scale * |g|` to every entry g (FedLeak, 2025, section 7).
+
+    FedLeak proposes it because an attack draws on the largest entries. An entry keeps its sign unless `scale` is large
+    (with probability 0.84 at scale 1), and zeros stay zero: positions of zeros are not protected.
+
+    Args:
+        scale: >= 0, without unit; 0 is the identity.
+
+    Raises:
+        ValueError: on a scale out of range.
+    """
+    _validate.non_negative(scale=scale)
+    mechanism = Mechanism(noise=ProportionalNoise(scale) if scale else None)
+    return per_leaf("payload", lambda key, leaf: leaf + _proportional(key, leaf, scale), mechanism=mechanism)
+
+
+def cancelling_noise(scale: float, clients: int) -> Defense:
+    """Magnitude-proportional noise that cancels in the sum over clients (FedLeak, 2025, section 7).
+
+    Client i draws noise M_i, Gaussian with standard deviation `scale * |g_i|` per entry, adds it to its update and
+    hands -M_i to client i + 1 (the last one to the first), which adds it to its own. The server must not see what is
+    handed over, and two neighbours of a client that collude with it remove the client's noise. The sum of all uploads
+    is the sum of all updates up to float32 rounding; `protocols` has an exact form with masks in integers.
+
+    Args:
+        scale: >= 0, without unit; 0 is the identity.
+        clients: number of clients >= 2.
+
+    Returns:
+        A `Defense` at "client_payloads"; every leaf is (clients, ...).
+
+    Raises:
+        ValueError: on values out of range; when applied to leaves without an axis of `clients` clients.
+    """
+    _validate.non_negative(scale=scale)
+    _validate.count(clients=clients)
+    if clients < 2:
+        raise ValueError(f"clients must be >= 2, got {clients}: the noise of a single client has no partner to cancel")
+
+    def cancel(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        if leaf.ndim < 1 or leaf.shape[0] != clients:
+            raise ValueError(f"leaves must be ({clients}, ...), one row per client, got shape {leaf.shape}")
+        noise = _proportional(key, leaf, scale)
+        return leaf + (noise - jnp.roll(noise, 1, axis=0))
+
+    # What a neighbour hands over goes by its own entries, of which all that is known is that they are about as large.
+    mechanism = Mechanism(noise=ProportionalNoise(scale * math.sqrt(2)) if scale else None)
+    return per_leaf("client_payloads", cancel, mechanism=mechanism)
+
+
+def _proportional(key: jax.Array, leaf: jax.Array, scale: float) -> jax.Array:
+    return scale * jnp.abs(leaf) * jax.random.normal(key, leaf.shape)

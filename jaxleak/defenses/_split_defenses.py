@@ -8,8 +8,9 @@ from jaxleak import _validate
 from jaxleak.defenses._accounting import noise_multiplier_of
 from jaxleak.defenses._base import Defense
 from jaxleak.defenses._dp_sgd import dp_sgd
+from jaxleak.defenses._label_noise import label_dp_scale
 from jaxleak.defenses._marvell import marvell
-from jaxleak.defenses._noise import gaussian_noise, label_dp_scale
+from jaxleak.defenses._noise import gaussian_noise
 from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
 #: VFLRecon gives neither; the clipping norm is about the median norm of an example's gradient at the start of training.
