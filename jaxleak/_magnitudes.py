@@ -74,3 +74,8 @@ def kth_largest(bits: Sequence[jax.Array], k: int) -> jax.Array:
         return jnp.where(reached >= k, candidate, found)
 
     return jax.lax.fori_loop(0, highest + 1, body, jnp.zeros((), dtype))
+
+
+def reaches(leaf: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Whether magnitudes are at least `threshold`; NaN is, so that no selection makes a broken payload finite."""
+    return ~(jnp.abs(leaf) < threshold)

@@ -11,12 +11,14 @@ import pytest
 import reference
 import scipy.optimize
 
-from jaxleak.defenses import chain, composed, feature_dropout, guardian, outpost, quantize, soteria
+from jaxleak import protocols
+from jaxleak._base import Batch
+from jaxleak.defenses import chain, composed, dp_sgd, feature_dropout, guardian, outpost, quantize, soteria
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
 from jaxleak.models import BatchNorm, classifier, from_function
-from jaxleak.objectives import cross_entropy
+from jaxleak.objectives import cross_entropy, squared_error
 
 KEY = jax.random.key(0)
 FEATURES, CLASSES = 10, 3
@@ -362,3 +364,36 @@ def test_a_network_of_one_logit_is_defended_as_its_twin_of_two(defense):
     assert (one["w"].shape, one["b"].shape) == ((6, 1), (1,))
     for name in one:
         np.testing.assert_allclose(one[name], two[name][..., 1:] if name != "first" else two[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "defense", [feature_dropout(1e-7), composed(dp_sgd(1e6, 0.0), soteria(0.0))], ids=["feature_dropout", "composed"]
+)
+def test_the_gradient_taken_anew_is_that_of_the_clients_loss(defense):
+    batch = Batch(X[:, None], Y, jnp.arange(len(Y)))
+    share = protocols.ClientShare(MODEL, loss=squared_error)
+    protocol = protocols.client(share, num_samples=len(Y), batch_size=len(Y), defense=defense)
+    _, sent = protocol.round(KEY, protocol.init(KEY), batch)
+    chex.assert_trees_all_close(sent.payload, share(sent.params, batch), atol=1e-6)
+
+
+def test_guardian_measures_the_gradient_of_the_loss_that_it_is_told():
+    known = {"model": MODEL, "variables": VARIABLES, "x": X, "y": Y}
+    own = guardian(0.5, loss=squared_error).apply(KEY, VARIABLES["params"], **known)
+    chex.assert_trees_all_equal(guardian(0.5).apply(KEY, VARIABLES["params"], **known, loss=squared_error), own)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(guardian(0.5).apply(KEY, VARIABLES["params"], **known), own)
+
+
+def test_a_loss_that_is_a_sum_is_refused_where_examples_are_averaged():
+    def summed(logits, y):
+        return len(logits) * squared_error(logits, y)
+
+    share = protocols.ClientShare(MODEL, loss=summed)
+    with pytest.raises(ValueError, match="loss must be a mean over the batch behind a defense of single examples"):
+        protocols.client(share, num_samples=2, batch_size=2, defense=dp_sgd(1.0, 0.0))
+    with pytest.raises(ValueError, match="loss must be a mean over the batch"):
+        composed(dp_sgd(1e6, 0.0), soteria(0.0)).apply(
+            KEY, VARIABLES["params"], model=MODEL, variables=VARIABLES, x=X, y=Y, loss=summed
+        )
+    protocols.client(share, num_samples=2, batch_size=2, defense=soteria(0.5))  # which takes any loss

@@ -17,6 +17,7 @@ from jaxleak.defenses import (
     gaussian_noise,
     laplace_noise,
     magnitude_noise,
+    outpost,
     quantize,
     sparsify,
     withhold_top,
@@ -249,3 +250,14 @@ def test_non_finite_payloads_are_refused_by_name(bad):
 )
 def test_what_others_can_tell_of_a_compressed_update(defense, mechanism):
     assert defense.mechanism == mechanism
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [sparsify(50), outpost(0.5, noise_scale=0.0, decay=0.0)],
+    ids=["sparsify", "outpost"],
+)
+def test_a_selection_of_entries_hides_no_broken_gradient(defense):
+    payload = {"w": jnp.array([jnp.nan, jnp.nan, 1.0, 2.0, 3.0, 4.0])}
+    sent = jax.jit(lambda p: defense.apply(KEY, p, variables={"params": p}))(payload)["w"]
+    assert np.isnan(sent).any()

@@ -32,6 +32,7 @@ from jaxleak.defenses import (
     sparsify,
     withhold_top,
 )
+from jaxleak.defenses._base import in_order
 from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Mechanism, ProportionalNoise, Replayed
 
 CLIPPED = clipped_gaussian(3.0, 0.0)
@@ -123,6 +124,12 @@ def test_what_is_no_defense_is_refused_when_it_is_made(place, transform, mechani
 def test_a_transform_of_optax_that_takes_no_key_is_a_defense():
     halved = Defense("payload", optax.scale(0.5)).apply(jax.random.key(0), {"w": jnp.array([2.0, 4.0])})
     np.testing.assert_array_equal(halved["w"], [1.0, 2.0])
+
+
+def test_defenses_may_come_from_a_generator_and_are_checked_one_by_one():
+    assert len(in_order(quantize(bits) for bits in (8, 4))) == 2
+    with pytest.raises(ValueError, match=r"defense must be made by jaxleak\.defenses"):
+        chain([quantize(8)])
 
 
 def test_chain_refuses_nothing_and_mixed_places():

@@ -7,7 +7,7 @@ import reference
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import clipped_gaussian, marvell
+from jaxleak.defenses import clipped_gaussian, marvell, stateless
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import defense_key, draw_batch, draw_worker_batches
 
@@ -131,6 +131,19 @@ def test_a_defense_remembers_the_rounds_before(workers, optimizer):
         plain = state.params
         state, seen = one_round(jax.random.key(1), state, private)
         expected = jax.tree.map(lambda leaf, n=number: n * leaf, protocol.share(plain, seen.private))
+        _trees_close(seen.payload, expected, atol=1e-6)
+
+
+def test_a_defense_is_told_the_round(workers):
+    model, _, private = workers
+    decaying = stateless(
+        "payload", lambda key, payload, *, round, **_: jax.tree.map(lambda g: g / (1 + round), payload)
+    )
+    protocol = protocols.horizontal(model, workers=1, num_samples=12, batch_size=2, defense=decaying)
+    state = protocol.init(jax.random.key(0))
+    for number in (1, 2):
+        state, seen = protocol.round(jax.random.key(1), state, private)
+        expected = jax.tree.map(lambda g, n=number: g / n, protocol.share(state.params, seen.private))
         _trees_close(seen.payload, expected, atol=1e-6)
 
 

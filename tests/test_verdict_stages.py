@@ -126,7 +126,8 @@ class TestStages:
     @pytest.mark.parametrize(
         ("left", "searched"),
         [
-            (1500, [400]),  # it would have to end with the budget
+            (800, [400]),  # it would have to end with the budget
+            (801, [400, 800]),
             (1501, [400, 1500]),
             (3001, [400, 3000]),
             (6001, [400, 3000, 6000]),
@@ -138,7 +139,7 @@ class TestStages:
         assert self.searched == [(iterations, "fedleak") for iterations in searched]
         assert sum(isinstance(one, Answer) for one in found) == len(searched)
         if len(searched) == 1:
-            assert found[-1] == "A longer search was not tried: 1500 iterations take 1500 s more."
+            assert found[-1] == "A longer search was not tried: 800 iterations take 800 s more."
 
     def test_a_search_that_has_shown_all_or_did_not_end_is_the_last(self, monkeypatch):
         unsure = answer_of(**UNSURE)

@@ -57,7 +57,8 @@ class Defense(_Fields):
           mean over examples is the gradient that the protocol works with;
         * "representation": as "payload", but the defender uses its model and batch: `apply` must be given the keywords
           `model` (a `Classifier`), `variables`, `x` (B, H, W, channels) and `y`, and `round` where it says so; `mode`,
-          "train" unless given, is that of the client's batch normalisation;
+          "train" unless given, is that of the client's batch normalisation, and `loss`, the mean cross-entropy unless
+          given, is the client's;
         * "client_payloads": the payloads of all clients of a round together, with a leading client axis;
         * "server_view": what the server can read of the payload. The model is updated with the payload itself.
 
@@ -164,9 +165,10 @@ def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
         return (cast(Defense, defenses),)  # mypy makes `Defense | Defense` of it in some orders of the modules
     if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # a text would be taken letter by letter
         one_defense(defenses=defenses)
-    for defense in defenses:
-        one_defense(defenses=defense)
-    return tuple(defenses)
+    members = tuple(defenses)  # first of all: a generator gives them once
+    for member in members:
+        one_defense(defenses=member)
+    return members
 
 
 def one_defense(**named: object) -> None:
@@ -184,8 +186,11 @@ def chain(*defenses: Defense) -> Defense:
     several has no mechanism: what a member declares holds for its own output, and later members change that.
 
     Raises:
-        ValueError: if the members act at different places or are made for other numbers of classes, or there is none.
+        ValueError: if a member is no `Defense`, if they act at different places or are made for other numbers of
+            classes, or if there is none.
     """
+    for defense in defenses:
+        one_defense(defense=defense)
     places = {defense.place for defense in defenses}
     if len(places) != 1:
         raise ValueError(f"chain needs defenses that act at one place, got {sorted(places) or 'no defense'}")

@@ -2,9 +2,9 @@
 
 import jax
 
-from jaxleak._base import PyTree
+from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, stateless
-from jaxleak.defenses._representation import needs_batch, needs_labels
+from jaxleak.defenses._representation import OfClient, check_mean, needs_batch, needs_labels
 from jaxleak.defenses.mechanisms import Mechanism
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.objectives import cross_entropy
@@ -14,8 +14,8 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
     """A per-example defense, then one of the representation: `chain` takes members of one place only.
 
     It acts at "representation", where model and batch are at hand, and takes the examples' gradients anew; the payload
-    it is given is not used. So it is right for one local step without batch normalisation, and for the mean
-    cross-entropy, only (FedLeak, 2025, Figure 5: DP-SGD with Soteria).
+    it is given is not used. So it is right only for one local step without batch normalisation and for a loss that is a
+    mean over the batch (FedLeak, 2025, Figure 5: DP-SGD with Soteria).
 
     Args:
         per_example: acts at "per_example_gradient", on gradients with a leading axis of examples.
@@ -23,10 +23,11 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` (B, H, W, channels) and `y`.
+        The loss is the keyword `loss`, which protocols pass on, or else the mean cross-entropy.
 
     Raises:
-        ValueError: if the members act elsewhere; when applied without those keywords, or to a model whose batch
-            normalisation mixes examples.
+        ValueError: if the members act elsewhere; when applied without those keywords, to a model whose batch
+            normalisation mixes examples, or to a loss that is no mean.
     """
     members = {
         "per_example": ("per_example_gradient", per_example),
@@ -46,6 +47,7 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         y: jax.Array | None = None,
         round: jax.Array | int | None = None,
         mode: BatchNormMode = "train",
+        loss: Loss | None = None,
         **extra: object,
     ) -> PyTree:
         del payload, extra
@@ -54,17 +56,21 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
         if model.mixes_images(mode):
             raise ValueError(f"{name} takes examples one by one, which batch normalisation mixes: take mode 'eval'")
 
-        def gradient(image: jax.Array, label: jax.Array) -> PyTree:
-            def loss(weights: PyTree) -> jax.Array:
-                out = model.apply({**variables, "params": weights}, image[None], mode=mode)
-                return cross_entropy(out.logits, label[None])
+        own_loss = loss or cross_entropy
+        check_mean(own_loss, model.num_classes)
 
-            return jax.grad(loss)(variables["params"])
+        def gradient(image: jax.Array, label: jax.Array) -> PyTree:
+            def objective(weights: PyTree) -> jax.Array:
+                out = model.apply({**variables, "params": weights}, image[None], mode=mode)
+                return own_loss(out.logits, label[None])
+
+            return jax.grad(objective)(variables["params"])
 
         first, second = jax.random.split(key)
         noisy = per_example.apply(first, jax.vmap(gradient)(x, y), round=round)
         mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), noisy)
-        return representation.apply(second, mean, model=model, variables=variables, x=x, y=y, round=round, mode=mode)
+        own = OfClient(model=model, variables=variables, x=x, y=y, mode=mode, loss=loss)
+        return representation.apply(second, mean, **own, round=round)
 
     return stateless("representation", update, one_step=True, mechanism=_together(per_example, representation))
 

@@ -166,5 +166,5 @@ def bits_on_the_wire(defense: Defense | None, payload: PyTree) -> int:
 def _split_largest(tree: PyTree, percent: float) -> tuple[PyTree, PyTree]:
     """(`tree` with only its largest entries, `tree` without them)."""
     threshold = _magnitudes.magnitude_threshold(jax.tree.leaves(tree), percent)
-    kept = jax.tree.map(lambda leaf: jnp.where(jnp.abs(leaf) >= threshold, leaf, 0.0), tree)
-    return kept, jax.tree.map(lambda leaf: jnp.where(jnp.abs(leaf) >= threshold, 0.0, leaf), tree)
+    kept = jax.tree.map(lambda leaf: jnp.where(_magnitudes.reaches(leaf, threshold), leaf, 0.0), tree)
+    return kept, jax.tree.map(lambda leaf: jnp.where(_magnitudes.reaches(leaf, threshold), 0.0, leaf), tree)

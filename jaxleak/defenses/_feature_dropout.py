@@ -12,7 +12,7 @@ from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.objectives import cross_entropy
 
 
-def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
+def feature_dropout(rate: float, *, loss: Loss | None = None) -> Defense:
     """The client's gradient is that of the model with dropout on the inputs of its last dense layer.
 
     Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the
@@ -21,7 +21,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
 
     Args:
         rate: share of the features that is dropped, in [0, 1); 0 is the plain gradient.
-        loss: `(logits (B, C), y) -> ()`, the client's; by default the mean cross-entropy.
+        loss: `(logits (B, C), y) -> ()`; None is the client's, which protocols pass on, or else the mean cross-entropy.
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`. For attackers
@@ -31,6 +31,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
         ValueError: on a rate out of range; when applied without those keywords.
     """
     _validate.below_one(rate=rate)
+    chosen = loss
 
     def update(
         key: jax.Array,
@@ -41,6 +42,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
         x: jax.Array | None = None,
         y: jax.Array | None = None,
         mode: BatchNormMode = "train",
+        loss: Loss | None = None,
         sharpness: jax.Array | None = None,
         **extra: object,
     ) -> PyTree:
@@ -55,7 +57,7 @@ def feature_dropout(rate: float, *, loss: Loss = cross_entropy) -> Defense:
             kept = jax.random.bernoulli(key, 1 - rate, features.shape)
             head = model.head_of(params, gradient=False)
             logits = jnp.where(kept, features / (1 - rate), 0.0) @ head.kernel
-            return loss(logits if head.bias is None else logits + head.bias, y)
+            return (chosen or loss or cross_entropy)(logits if head.bias is None else logits + head.bias, y)
 
         return jax.grad(dropped_loss)(variables["params"])
 

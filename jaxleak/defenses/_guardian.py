@@ -36,7 +36,7 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
         beta: >= 0; up to 1 / max(s) it is the identity, 0 always is.
         probes: number of probes >= 1, each one derivative of the gradient in a direction of x.
         loss: `(logits (B, C), y) -> ()` that g is the gradient of, with the labels of `protocols.ClientShare`'s loss;
-            None is the mean cross-entropy.
+            None is the client's, which protocols pass on, or else the mean cross-entropy.
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`. For a model update of
@@ -47,6 +47,7 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
     """
     _validate.non_negative(beta=beta)
     _validate.count(probes=probes)
+    chosen = loss
 
     def update(
         key: jax.Array,
@@ -57,13 +58,14 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
         x: jax.Array | None = None,
         y: jax.Array | None = None,
         mode: BatchNormMode = "train",
+        loss: Loss | None = None,
         **extra: object,
     ) -> PyTree:
         del extra
         model, x = needs_batch("guardian", model, variables, x)
         y = needs_labels("guardian", y)
         probe_key, sign_key = jax.random.split(key)
-        s = sensitivities(probe_key, model, variables, x, y, probes=probes, loss=loss, mode=mode)
+        s = sensitivities(probe_key, model, variables, x, y, probes=probes, loss=chosen or loss, mode=mode)
         scale, mean_s = _root_mean_square(payload), _mean(s)
 
         def perturb(k: jax.Array, leaf: jax.Array, of_leaf: jax.Array) -> jax.Array:
@@ -96,7 +98,7 @@ def sensitivities(
         x: (B, H, W, channels).
         y: (B,) integers or (B, C) probabilities.
         probes: >= 1.
-        loss: see `guardian`.
+        loss: `(logits (B, C), y) -> ()`; None is the mean cross-entropy.
         mode: how batch normalisation computes, "train" or "eval".
 
     Returns:

@@ -68,7 +68,7 @@ def outpost(
 
         def perturb(k: jax.Array, leaf: jax.Array, weights: jax.Array) -> jax.Array:
             noise = noise_scale * risk(weights) * jax.random.normal(k, leaf.shape)
-            return prune_small(leaf, ratio) + jnp.where(jnp.abs(leaf) >= informative, noise, 0.0)
+            return prune_small(leaf, ratio) + jnp.where(_magnitudes.reaches(leaf, informative), noise, 0.0)
 
         perturbed = map_with_keys(perturb, noise_key, payload, variables["params"])
         if not decay:
@@ -96,4 +96,4 @@ def prune_small(leaf: jax.Array, ratio: float) -> jax.Array:
     if pruned == leaf.size:
         return jnp.zeros_like(leaf)
     kept = _magnitudes.magnitude_threshold([leaf], 100 * (leaf.size - pruned) / leaf.size)
-    return jnp.where(jnp.abs(leaf) >= kept, leaf, 0.0)
+    return jnp.where(_magnitudes.reaches(leaf, kept), leaf, 0.0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, Protocol, ProtocolState, PyTree, Transcript
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
+from jaxleak.defenses._representation import OfClient
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
@@ -263,6 +264,7 @@ def client(
         local_steps=share.total_steps,
         inside=False,
         mixes_examples=share.model.mixes_images(share.batch_norm),
+        loss=share.loss,
     )
     if defense is not None and share.clients > 1:
         raise ValueError(f"a defense of one client's upload needs clients = 1, got {share.clients}")
@@ -315,7 +317,8 @@ def client(
             examples = share.example_gradients(state.params, batch)
             examples, kept = defended(defense, "per_example_gradient", noise_key, examples, kept, round=state.round)
             payload = mean_of_examples(examples)
-        own = {"model": model, "variables": state.params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
+        x, mode = batch.x[:, 0], share.batch_norm
+        own = OfClient(model=model, variables=state.params, x=x, y=batch.y, mode=mode, loss=share.loss)
         payload, kept = defended_upload(defense, noise_key, payload, kept, round=state.round, **own)
         payload, kept = defended(defense, "server_view", noise_key, payload, kept, round=state.round)
         statistics = None

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import _validate
-from jaxleak._base import PyTree
+from jaxleak._base import Loss, PyTree
 from jaxleak.defenses import Defense
 from jaxleak.defenses._base import one_defense
+from jaxleak.defenses._representation import check_mean
 
 
 def check_defense(
@@ -19,6 +20,7 @@ def check_defense(
     local_steps: int = 1,
     inside: bool = True,
     mixes_examples: bool = False,
+    loss: Loss | None = None,
 ) -> None:
     """Refuse a defense that the protocol has no place for.
 
@@ -29,10 +31,11 @@ def check_defense(
         local_steps: E of a client.
         inside: whether the protocol lets a defense of examples into each of several local steps.
         mixes_examples: whether the model has batch normalisation in training mode.
+        loss: the client's, which must be a mean for a defense of examples; None is not asked.
 
     Raises:
-        ValueError: if it is no `Defense`, or naming the place, the number of classes or the number of steps that the
-            defense needs.
+        ValueError: if it is no `Defense`, or naming the place, the number of classes, the number of steps or the loss
+            that the defense needs.
     """
     if defense is None:
         return
@@ -50,6 +53,8 @@ def check_defense(
             "batch normalisation mixes examples, and a defense acts on each: take batch_norm='eval', and layers that "
             "keep running statistics"
         )
+    if by_example and loss is not None:
+        check_mean(loss, num_classes)
 
 
 def acts_at(defense: Defense | None, *places: str) -> bool:
@@ -124,7 +129,7 @@ def defended_upload(
         payload: what the client would upload.
         state: see `defended`.
         round: () int32.
-        client: the client's model, variables, x, y and mode, which a defense at "representation" is given.
+        client: the client's model, variables, x, y, mode and loss, which a defense at "representation" is given.
     """
     payload, state = defended(defense, "payload", key, payload, state, round=round)
     return defended(defense, "representation", key, payload, state, round=round, **client)

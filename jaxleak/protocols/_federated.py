@@ -140,7 +140,8 @@ def _protocol(
         index = draw(key, state.round)
         batch = Batch(private.x[index], private.y[index], index)
         noise_key = defense_key(key, state.round)
-        payload, kept = defended(defense, "payload", noise_key, share(state.params, batch), state.defense)
+        own = share(state.params, batch)
+        payload, kept = defended(defense, "payload", noise_key, own, state.defense, round=state.round)
         statistics = model.statistics(state.params, batch.x) if with_statistics else None
         transcript = Transcript(state.round, state.params, payload, index, statistics, batch)
         if optimizer is None:

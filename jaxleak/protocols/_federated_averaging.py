@@ -15,6 +15,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak._base import Batch, Loss, PyTree
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
+from jaxleak.defenses._representation import OfClient
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
@@ -110,6 +111,7 @@ def federated_averaging(
         num_classes=model.num_classes,
         local_steps=local_steps,
         mixes_examples=model.mixes_images(batch_norm),
+        loss=loss,
     )
     if acts_at(defense, "client_payloads") and weighting == "samples" and len(set(map(len, parts))) > 1:
         raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
@@ -193,7 +195,7 @@ def _local_training(
             return mean_of_examples(examples), variables["batch_stats"]
 
         payload, stats = descend(gradient, start, x, y, learning_rate, steps=steps, unrolled=False)
-        known = {"model": model, "variables": start, "x": x, "y": y, "mode": batch_norm}
+        known = OfClient(model=model, variables=start, x=x, y=y, mode=batch_norm, loss=loss)
         payload, kept = defended_upload(defense, upload_key, payload, kept, round=round_, **known)
         return payload, stats, kept
 

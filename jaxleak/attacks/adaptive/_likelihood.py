@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxleak import objectives
-from jaxleak._base import Batch, PyTree
+from jaxleak._base import Batch, PyTree, loss_of
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion.priors import natural_tv, variation_prior
 from jaxleak.attacks._inversion.settings import Settings
 from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.defenses._representation import OfClient
 from jaxleak.defenses.mechanisms import (
     GaussianNoise,
     LaplaceNoise,
@@ -124,7 +125,7 @@ def shadow_weights(client: KnownClient) -> tuple[float, ...]:
         x = jax.random.uniform(keys[1], (images, *model.image_shape))
         y = jax.random.randint(keys[2], (images,), 0, model.num_classes)
         payload = share(own, Batch(x[:, None], y, jnp.arange(images)))
-        known = {"model": model, "variables": own, "x": x, "y": y, "mode": share.batch_norm}
+        known = OfClient(model=model, variables=own, x=x, y=y, mode=share.batch_norm, loss=loss_of(share))
         sent = defense.apply(keys[3], payload, **known, round=client.round)
         pairs = list(zip(jax.tree.leaves(payload), jax.tree.leaves(sent), strict=True))
         return [jnp.mean(a**2) for a, _ in pairs], [jnp.mean((b - a) ** 2) for a, b in pairs]

@@ -5,9 +5,10 @@ import functools
 import jax
 
 from jaxleak import _tree
-from jaxleak._base import Batch, PyTree, Share, TransformedShare
+from jaxleak._base import Batch, PyTree, Share, TransformedShare, loss_of
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks.adaptive._client import KnownClient
+from jaxleak.defenses._representation import OfClient
 from jaxleak.defenses.mechanisms import AdamStep, Clipped, Recomputed, Replayed, Simulation
 
 #: Draws of the attacker's own that stand for a random transform.
@@ -50,10 +51,11 @@ def _recomputed(_: Recomputed, client: KnownClient) -> Share:
     keys = jax.random.split(own_key(Purpose.MASKS), DRAWS)
 
     def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
-        known = {"model": client.model, "variables": params, "x": batch.x[:, 0], "y": batch.y, "mode": share.batch_norm}
-        known |= {"round": client.round, "sharpness": sharpness}
+        x, mode, loss = batch.x[:, 0], share.batch_norm, loss_of(share)
+        known = OfClient(model=client.model, variables=params, x=x, y=batch.y, mode=mode, loss=loss)
         # What the client would have shared otherwise is not used: the weights only stand for its shapes.
-        drawn = jax.vmap(lambda key: defense.apply(key, params["params"], **known))(keys)
+        sent = functools.partial(defense.apply, **known, round=client.round, sharpness=sharpness)
+        drawn = jax.vmap(lambda key: sent(key, params["params"]))(keys)
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
 
     return TransformedShare(share, compute)

@@ -16,6 +16,7 @@ from jaxleak.audit._verdict.stated import OTHER_DEFENSE, stated_defense
 from jaxleak.capture import FactOptions, Facts
 from jaxleak.defenses import CLIENT_DEFENSES, ClientDefense, Defense, check_mechanism, client_defense
 from jaxleak.defenses._base import HORIZONTAL_PLACES, one_defense
+from jaxleak.defenses._representation import OfClient
 from jaxleak.protocols import ClientShare
 
 #: What the facts call a defense that has no name, since a program has made it.
@@ -101,7 +102,8 @@ def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) 
         numbers = jax.tree.map(lambda leaf: np.stack([leaf, leaf[..., ::-1]]), numbers)
     if defense.place == "representation":
         x = jnp.linspace(0, 1, 2 * math.prod(share.model.image_shape)).reshape(2, *share.model.image_shape)
-        extra = {"model": share.model, "variables": variables, "x": x, "y": jnp.arange(2), "mode": share.batch_norm}
+        mode, loss = share.batch_norm, share.loss
+        extra = dict(OfClient(model=share.model, variables=variables, x=x, y=jnp.arange(2), mode=mode, loss=loss))
     with _failing_by_name():
         defended = defense.apply(jax.random.key(0), numbers, **extra, round=0)
     sent, own = named_leaves(defended), named_leaves(numbers)

@@ -21,6 +21,7 @@ from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._rival import Rival, rival
 from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.defenses._representation import OfClient
 from jaxleak.protocols._defending import mean_of_examples
 
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
@@ -94,7 +95,8 @@ def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
     if defense.place == "per_example_gradient":
         examples = case.share.example_gradients(seen.params, batch)
         return mean_of_examples(defense.apply(key, examples, round=0)), own
-    known = {"model": case.share.model, "variables": seen.params, "x": x[:, 0], "y": y, "mode": case.share.batch_norm}
+    mode, loss = case.share.batch_norm, case.share.loss
+    known = OfClient(model=case.share.model, variables=seen.params, x=x[:, 0], y=y, mode=mode, loss=loss)
     return defense.apply(key, own, **known, round=0), own
 
 

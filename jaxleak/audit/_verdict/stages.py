@@ -26,7 +26,7 @@ from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, under_any_
 from jaxleak.models import Classifier
 
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
-_FIRST, _LATER = 400, (1500, 3000, 6000, 12000)
+_FIRST, _LATER = 400, (800, 1500, 3000, 6000, 12000)
 _ROW_SPACE = 4250
 #: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
 _EXACT_BELOW = 1e-5
@@ -230,7 +230,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     if not fitting:
         yield f"A longer search was not tried: {_LATER[0]} iterations take {_LATER[0] * pace:.0f} s more."
         return
-    for iterations in dict.fromkeys((fitting[min(1, len(fitting) - 1)], fitting[-1])):
+    for iterations in dict.fromkeys((fitting[min(2, len(fitting) - 1)], fitting[-1])):
         if iterations * pace > case.store.left:
             yield f"A search of {iterations} iterations was not tried: the time was spent."
             return
