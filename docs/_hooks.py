@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT / "docs"))
 from _notebooks import OUTPUTS, cells  # noqa: E402
 from _offline import loaded_from_elsewhere  # noqa: E402
 
-
 #: A link to an example's source, which the site has as a page.
 _EXAMPLE = re.compile(r"\]\(\.\./examples/(\w+)\.py")
 

@@ -232,6 +232,19 @@ def test_full_gradients_of_one_batch_lower_the_objective(small, build, falling):
     assert np.isfinite(infos[-1]["F3"])
 
 
+@pytest.mark.parametrize("build", [cafe, aggregated.aligned_dlg])
+def test_a_sample_that_no_batch_held_has_no_answer(small, build):
+    problem, observation = small
+    options = {"iterations": (0, 0)} if build is cafe else {}
+    attack = build(problem.model, problem.protocol.share, num_samples=6, **options)
+    state, _ = attack.step(jax.random.key(0), attack.init(jax.random.key(0), problem.template), observation)
+    found = attack.reconstruct(state, observation)
+    seen = np.isin(np.arange(6), observation.index)
+    assert 0 < seen.sum() < 6
+    np.testing.assert_array_equal(found.answered, seen)
+    np.testing.assert_array_equal(np.isfinite(found.score), seen)
+
+
 def test_inner_updates_are_steps_on_the_same_batch(small):
     problem, observation = small
     states = []

@@ -87,6 +87,8 @@ def test_a_profile_likelihood_takes_the_scale_that_explains_best_but_no_smaller_
         np.testing.assert_allclose(distance(a, b), slow(max(fitting, stated)) - equal, rtol=1e-4)
         assert distance(a, a) == 0
         assert np.isfinite(_flat(jax.grad(distance, argnums=1)(a, a))).all()
+        more_a, more_b = ({**tree, "left out": np.zeros(1000, np.float32)} for tree in (a, b))
+        assert distance(more_a, more_b) == distance(a, b)
 
 
 def test_relative_l1_has_no_scale_and_survives_zeros(trees):

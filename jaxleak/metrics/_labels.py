@@ -11,8 +11,8 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels.
-        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a sample that it did not see:
-            leave such samples out of both.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
+            label: leave such samples out of both.
 
     Raises:
         ValueError: if the shapes differ, the labels are not a non-empty list of integers, or one of the estimate is
@@ -31,8 +31,8 @@ def balanced_label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels; classes that it does not have do not count.
-        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a sample that it did not see:
-            leave such samples out of both.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
+            label: leave such samples out of both.
 
     Raises:
         ValueError: as `label_accuracy`.
@@ -70,7 +70,7 @@ def _all_answered(estimate: np.ndarray) -> None:
     if wrong.size:
         raise ValueError(
             f"estimate must hold labels >= 0, got {wrong[0]} among {wrong.size} negative ones of {estimate.size}: an "
-            "attack answers -1 for a sample that it did not see, so score truth[estimate >= 0] and "
+            "attack answers -1 where it says nothing of a label, so score truth[estimate >= 0] and "
             "estimate[estimate >= 0]"
         )
 

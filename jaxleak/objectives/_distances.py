@@ -147,9 +147,9 @@ def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
     one takes the noise for as large as the differences are, until they have come down to what is stated. From there
     on it is the likelihood itself, so that the likeliest image stays the same.
 
-    With `D` the negative log-likelihood and `L` its expectation under the noise (entries times `expected`), it is `D`
-    where `D <= L`, and `L (1 + log(D / L))` elsewhere: the minimum over the scale, up to a constant. Value and slope
-    are continuous.
+    With `D` the negative log-likelihood and `L` its expectation under the noise (`expected` times the entries of the
+    observed tree that are not zero), it is `D` where `D <= L`, and `L (1 + log(D / L))` elsewhere: the minimum over the
+    scale, up to a constant. Value and slope are continuous.
 
     Args:
         likelihood: `gaussian_likelihood(scale)`, `laplace_likelihood(scale)`, or another one whose value goes with a
@@ -167,7 +167,10 @@ def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
 
     def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
         value = likelihood(observed, simulated)
-        limit = expected * sum(leaf.size for leaf in jax.tree.leaves(observed))
+        # An entry that is exactly zero behind noise was left out of the comparison, so no noise is expected of it.
+        arrived = sum(jnp.count_nonzero(leaf) for leaf in jax.tree.leaves(observed))
+        limit = expected * jnp.maximum(arrived, 1)
+
         # Both branches of a where are differentiated: the logarithm must be finite in the branch that is not taken.
         return jnp.where(value <= limit, value, limit * (1.0 + jnp.log(jnp.maximum(value, limit) / limit)))
 

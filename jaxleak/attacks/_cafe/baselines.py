@@ -127,7 +127,8 @@ def aligned_matching(
         x, y = state.data.x, state.data.y
         if candidates > 1:
             x, y = x.mean(axis=1), jax.nn.softmax(y).mean(axis=1)
-        return Reconstruction(x, jnp.argmax(y, axis=-1).astype(jnp.int32), state.misfit, jnp.ones(num_samples, bool))
+        labels = jnp.argmax(y, axis=-1).astype(jnp.int32)
+        return Reconstruction(x, labels, state.misfit, jnp.isfinite(state.misfit))  # inf where never seen
 
     return Attack(init, step, reconstruct)
 

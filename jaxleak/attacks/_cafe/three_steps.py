@@ -52,10 +52,11 @@ class CafeState(NamedTuple):
     F1: jax.Array  # () running mean of Step I's objective; inf until it has run
     F2: jax.Array  # () running mean of Step II's objective; inf until it has run
     F3: jax.Array  # () running mean of Step III's objective; inf until it has run
+    seen: jax.Array  # (N,) bool, whether the sample was in a batch of Step III; without one its data are random
 
 
 #: The fields of `CafeState` with one row per private sample.
-_TABLES = ("V", "H", "data", "V_optimizer", "H_optimizer")
+_TABLES = ("V", "H", "data", "V_optimizer", "H_optimizer", "seen")
 
 
 def output_step(v: jax.Array, bias_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -167,7 +168,8 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
 
     Returns:
         An `Attack`. Its info holds the phase, and this batch's F1, F2, F3 and unweighted terms of F3; a value is inf
-        while its step does not run. The score of a sample is `||H_n - h(x_n)||^2`.
+        while its step does not run. The score of a sample is `||H_n - h(x_n)||^2`; a sample in no batch of
+        Step III has the score inf and no answer.
 
     Raises:
         ValueError: if K = N, on arguments out of range, on `switch=False` with nested loops, and, when an observation
@@ -202,7 +204,8 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         H = jax.random.uniform(h_key, (*shape, model.feature_size), maxval=o.feature_scale)
         zero, never = jnp.zeros((), jnp.int32), jnp.full((), jnp.inf, jnp.float32)
         data = fake.init(data_key, template)
-        return CafeState(zero, zero, V, H, data, output_rows.init(V), feature_rows.init(H), never, never, never)
+        optimizers, unseen = (output_rows.init(V), feature_rows.init(H)), jnp.zeros(num_samples, bool)
+        return CafeState(zero, zero, V, H, data, *optimizers, never, never, never, unseen)
 
     def step_1(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
         index = seen.index
@@ -223,7 +226,8 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
             statistics=seen.statistics if "statistics" in objective.needs else None,
         )
         data, F3, terms = fake.update(state.data, seen, observed)
-        return state._replace(data=data, F3=_mean(state.F3, F3)), _info(F3=F3, **terms)
+        data_seen = jnp.ones_like(state.seen)
+        return state._replace(data=data, F3=_mean(state.F3, F3), seen=data_seen), _info(F3=F3, **terms)
 
     def all_steps(state: CafeState, seen: Granted) -> tuple[CafeState, dict[str, jax.Array]]:
         state, info = step_1(state, seen)
@@ -262,9 +266,9 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
 
     def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
         h = model.features(require(observation, Reads(reads.who, params=True)).params, state.data.x)
-        score = jnp.sum((state.H - h) ** 2, axis=(1, 2))
+        score = jnp.where(state.seen, jnp.sum((state.H - h) ** 2, axis=(1, 2)), jnp.inf)
         y = jnp.argmax(state.data.y, axis=-1).astype(jnp.int32)
-        return Reconstruction(state.data.x, y, score, jnp.ones(num_samples, bool))
+        return Reconstruction(state.data.x, y, score, state.seen)
 
     return Attack(init, step, reconstruct)
 
