@@ -1,5 +1,6 @@
 """What a run belongs to: its configuration in words that JSON can keep, and the comparison of two of them."""
 
+import dataclasses
 import functools
 import hashlib
 import types
@@ -36,7 +37,9 @@ def fingerprint(tree: PyTree) -> str:
 def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
     """What JSON can keep of a configuration.
 
-    A function is its name and what it was made of, since settings are mostly functions that others have made.
+    A function is its name and what it was made of, since settings are mostly functions that others have made: its
+    closure, its defaults and the object whose method it is. An object that a function was made of is its type and its
+    fields.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -50,7 +53,7 @@ def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return described([value.func, value.args, value.keywords], inside)
     if not hasattr(value, "__qualname__"):
         if inside:  # what a function was made of may be anything
-            return f"{type(value).__module__}.{type(value).__qualname__}"
+            return _of_object(value, inside)
         raise ValueError(
             "config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
             f"{type(value).__name__}"
@@ -59,8 +62,23 @@ def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if id(value) in inside:  # a function that calls itself
         return name
     cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if cell != types.CellType()]
+    cells += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(value, name, None))]
+    owner = getattr(value, "__self__", None)
+    cells += [] if owner is None or isinstance(owner, types.ModuleType) else [owner]
     made_of = [described(cell, (*inside, id(value))) for cell in cells]
     return [f"{value.__module__}.{name}", made_of] if made_of else f"{value.__module__}.{name}"
+
+
+def _of_object(value: Any, inside: tuple[int, ...]) -> Any:
+    """An object of any type: the type's name, and what its fields hold where it has some."""
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    if dataclasses.is_dataclass(value):  # which may have slots
+        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        held = list(getattr(value, "__dict__", {}).values())
+    if not held or id(value) in inside:
+        return name
+    return [name, [described(entry, (*inside, id(value))) for entry in held]]
 
 
 def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tuple[str, ...]], folder: Path) -> None:

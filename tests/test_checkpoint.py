@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import functools
 import json
@@ -10,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxleak._configuration import fingerprint
+from jaxleak import objectives
+from jaxleak._configuration import described, fingerprint
 from jaxleak.attacks import presets
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
@@ -77,6 +79,39 @@ def test_settings_of_an_attack_are_a_configuration(tmp_path):
         Checkpoints(tmp_path / "a", made_of)
     with pytest.raises(ValueError, match=r"config must hold numbers, .* got object"):
         Checkpoints(tmp_path / "b", {"what": object()})
+
+
+class _Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, observed, simulated):
+        return self.factor * objectives.cosine(observed, simulated)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slotted:
+    factor: np.ndarray
+
+
+def _made_of(value):
+    return lambda tree: (tree, value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_made_of(_Scaled(1.0)), _made_of(_Scaled(2.0))),
+        (_made_of(_Slotted(np.zeros(2))), _made_of(_Slotted(np.ones(2)))),
+        (objectives.weighted([(1.0, _Scaled(1.0))]), objectives.weighted([(1.0, _Scaled(2.0))])),
+        (_Scaled(1.0).__call__, _Scaled(2.0).__call__),
+        (lambda tree, factor=1: factor * tree, lambda tree, factor=2: factor * tree),
+    ],
+    ids=["object", "slots", "distance", "method", "default"],
+)
+def test_what_a_function_was_made_of_is_part_of_the_configuration(one, other):
+    assert described({"f": one}) == described({"f": one})
+    assert described({"f": one}) != described({"f": other})
 
 
 def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):
