@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page with links to examples' pages; extending.md shows CONTRIBUTING.md, whose links start from the root."""
     if page.file.src_path == "extending.md":
-                return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
+        return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
     return _EXAMPLE.sub(r"](examples/\1.md", markdown)
 
 

@@ -270,6 +270,22 @@ def members(of: str, **named: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def functions(**named: Any) -> None:
+    """Raise `ValueError` unless every value is a function, or None."""
+    for name, value in named.items():
+        if not (value is None or callable(value)):
+            raise ValueError(f"{name} must be a function, got {kind_of(value)}")
+
+
+def optimizer(**named: Any) -> None:
+    """Raise `ValueError` unless every value is a transform of optax, or None."""
+    import optax  # for its type alone; options are checked before JAX is imported
+
+    for name, value in named.items():
+        if not (value is None or isinstance(value, optax.GradientTransformation)):
+            raise ValueError(f"{name} must be one of optax, such as optax.sgd(0.01), got {kind_of(value)}")
+
+
 def random_key(**named: Any) -> None:
     """Raise `ValueError` unless every value is one random key, as `jax.random.key` makes."""
     import jax  # for its keys alone; options are checked before JAX is imported

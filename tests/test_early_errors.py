@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, Transcript, attacks, defenses, models, protocols, threats
+from jaxleak import Batch, Transcript, attacks, defenses, metrics, models, protocols, threats
 from jaxleak._jitted import jitted_for_few
 from jaxleak.attacks import aggregated, party_records
 
@@ -155,3 +155,58 @@ def test_programs_of_few_objects_are_kept_and_those_of_others_let_go():
     traced.clear()
     gc.collect()
     assert gone() is None
+
+
+TABLE = np.random.default_rng(0).normal(size=(40, 3))
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (
+            lambda: protocols.split_training(PARTIES, num_samples=4, batch_size=2, optimizer=1),
+            "optimizer must be one",
+        ),
+        (lambda: protocols.split_training(PARTIES, num_samples=4, batch_size=2, loss="bce"), "loss must be a function"),
+        (
+            lambda: protocols.split_training(PARTIES, num_samples=4, batch_size=2, interactive="ckks"),
+            "interactive must be a function, got a str",
+        ),
+        (lambda: protocols.vertical(PARTIES, num_samples=4, batch_size=2), "model must be a SplitModel"),
+        (lambda: attacks.plan_cafe_exact(PARTIES, num_samples=4, batch_size=2), "model must be a SplitModel"),
+        (lambda: party_records.norm_labels(0.5, TABLE), "gradients must be a ndarray"),
+        (lambda: party_records.norm_labels(TABLE, "0.5"), "positive_share must be a number"),
+        (lambda: party_records.direction_labels(TABLE, 0), "anchor must be a ndarray"),
+        (lambda: metrics.label_accuracy([-1, 1], [0, 1]), r"truth must hold labels in \[0, C\).* got -1: recode"),
+        (lambda: metrics.feature_r2(TABLE, TABLE, np.ones(40, int)), "samples must hold no number twice; a mask of"),
+        (lambda: metrics.feature_mse(TABLE, TABLE, [0, -1]), r"samples must hold whole numbers in \[0, 40\)"),
+        (lambda: metrics.feature_mse(TABLE, TABLE, [0.0]), r"samples must hold whole numbers in \[0, 40\)"),
+    ],
+)
+def test_what_parties_and_scores_cannot_take_is_named(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()
+
+
+def test_labels_that_count_from_one_are_suspected(caplog):
+    found = np.arange(30) % 3
+    metrics.label_accuracy(found, found)
+    party_records.fit_label_baseline(TABLE[:30], found, 3)
+    assert not caplog.records
+    assert metrics.label_accuracy(found + 1, found) == 0
+    party_records.fit_label_baseline(TABLE[:30], found + 1, 4)
+    assert [record.getMessage()[:20] for record in caplog.records] == ["truth agrees with th", "class 0 has no shado"]
+
+
+def test_own_features_in_another_unit_are_suspected(caplog):
+    baseline = party_records.fit_label_baseline(TABLE, np.arange(40) % 2, 2)
+    baseline.predict(TABLE[:5])
+    assert not caplog.records
+    baseline.predict(TABLE[:5] + np.array([0, 50, 0]))
+    assert "column 1 has a mean of 49.9, and 0.0347" in caplog.text
+
+
+def test_features_of_other_records_are_refused():
+    own = party_records.fit_feature_baseline(TABLE[:, :2], TABLE[:, 2:])
+    with pytest.raises(ValueError, match="features must be those of the records that own was fitted on"):
+        party_records.fit_gradient_regression(None, TABLE[::-1, 2:], own)

@@ -89,8 +89,8 @@ GOOD = np.ones((3, 2, 5))
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"index": np.full((3, 2), -1)}, "index must hold the numbers >= 0 of samples, got int64 from -1"),
-        ({"index": np.zeros((3, 2))}, "index must hold the numbers >= 0 of samples, got float64"),
+        ({"index": np.full((3, 2), -1)}, "index must hold integers >= 0, the numbers of samples, got int64"),
+        ({"index": np.zeros((3, 2))}, "index must hold integers >= 0, the numbers of samples, got float64"),
         ({"index": np.zeros((3, 2, 1), int)}, r"index must hold numbers of shape \(T, B\), got int64 of shape"),
         ({"index": [[0, 1], [2]]}, "index must have shape .* leave out a last batch that is smaller"),
         (

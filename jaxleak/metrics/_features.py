@@ -26,7 +26,8 @@ def feature_mse(
         The mean over the entries that count, >= 0, in the square of the unit.
 
     Raises:
-        ValueError: if the shapes differ or are not (N, d), no entry counts, or one that counts is not finite.
+        ValueError: if the shapes differ or are not (N, d), `samples` has other values or a number twice, no entry
+            counts, or one that counts is not finite.
     """
     truth, estimate, counts = _columns(truth, estimate, samples, entries)
     return float(np.mean((truth - estimate) ** 2, where=counts))
@@ -55,7 +56,9 @@ def feature_r2(
     truth, estimate, counts = _columns(truth, estimate, samples, entries)
     spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts)
     if spread == 0:
-        raise ValueError("truth must vary over the samples that count: constant columns have no variance to explain")
+        raise ValueError(
+            f"truth must vary over the {len(truth)} samples that count: constant columns have no variance to explain"
+        )
     return float(1 - np.sum((truth - estimate) ** 2, where=counts) / spread)
 
 
@@ -98,6 +101,8 @@ def _columns(
     rows = np.arange(len(wanted)) if samples is None else np.asarray(samples)
     if rows.dtype == bool and rows.shape != (len(wanted),):
         raise ValueError(f"samples must say of each of {len(wanted)} samples whether it counts, got {rows.shape}")
+    if rows.dtype != bool:
+        _numbers(rows, len(wanted))
     if not len(wanted[rows]):
         raise ValueError("samples must leave at least one sample that counts")
     if not counts[rows].any():
@@ -111,3 +116,15 @@ def _columns(
                 f"finite are {len(wrong)} of {values.size} entries"
             )
     return wanted[rows], found[rows], counts[rows]
+
+
+def _numbers(samples: np.ndarray, count: int) -> None:
+    """Raise `ValueError` unless these are numbers of so many samples, none of them twice."""
+    whole = samples.ndim == 1 and samples.dtype.kind in "iu"
+    if not whole or samples.min(initial=0) < 0 or samples.max(initial=0) >= count:
+        raise ValueError(
+            f"samples must hold whole numbers in [0, {count}), or a bool for each sample, got {samples.dtype} of shape "
+            f"{samples.shape} from {samples.min(initial=0)} to {samples.max(initial=0)}"
+        )
+    if len(np.unique(samples)) < len(samples):
+        raise ValueError("samples must hold no number twice; a mask of zeros and ones must be bool: .astype(bool)")

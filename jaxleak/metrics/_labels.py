@@ -1,7 +1,14 @@
 """How many labels an attack got right."""
 
+import logging
+
 import numpy as np
 from numpy.typing import ArrayLike
+
+_log = logging.getLogger("jaxleak")
+
+#: Samples from which on labels that are all one too large are no accident, and the share of them that are.
+_ENOUGH, _SHIFTED = 20, 0.8
 
 
 def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
@@ -10,13 +17,12 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     Labels of a batch whose order is lost are compared by `label_multiset_accuracy`.
 
     Args:
-        truth: (N,) integer labels.
+        truth: (N,) integer labels >= 0.
         estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
             label: leave such samples out of both.
 
     Raises:
-        ValueError: if the shapes differ, the labels are not a non-empty list of integers, or one of the estimate is
-            negative.
+        ValueError: if the shapes differ, the labels are not a non-empty list of integers, or one is negative.
     """
     truth, estimate = _label_pair(truth, estimate)
     _all_answered(estimate)
@@ -30,7 +36,7 @@ def balanced_label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     the number of classes.
 
     Args:
-        truth: (N,) integer labels; classes that it does not have do not count.
+        truth: (N,) integer labels >= 0; classes that it does not have do not count.
         estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
             label: leave such samples out of both.
 
@@ -52,11 +58,11 @@ def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     1 only if both hold the same labels equally often.
 
     Args:
-        truth: (N,) integer labels.
+        truth: (N,) integer labels >= 0.
         estimate: (N,) integer labels, in any order; -1, which stands for no answer, finds none.
 
     Raises:
-        ValueError: on labels of different shapes, or none.
+        ValueError: on labels of different shapes, or none, or a negative one of the truth.
     """
     truth, estimate = _label_pair(truth, estimate)
     values, both = np.unique(np.concatenate([truth, estimate]), return_inverse=True)
@@ -84,4 +90,11 @@ def _label_pair(truth: ArrayLike, estimate: ArrayLike) -> tuple[np.ndarray, np.n
     for labels in (truth, estimate):
         if not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(f"labels must be integers, got dtype {labels.dtype}")
+    if truth.min() < 0:
+        raise ValueError(
+            f"truth must hold labels in [0, C), as attacks answer them, got {truth.min()}: recode -1 and 1 as 0 and 1, "
+            "as for the attack"
+        )
+    if len(truth) >= _ENOUGH and np.mean(truth - 1 == estimate) > max(_SHIFTED, np.mean(truth == estimate)):
+        _log.warning("truth agrees with the estimate after subtracting 1: attacks count classes from 0")
     return truth, estimate

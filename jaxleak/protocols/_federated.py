@@ -122,6 +122,9 @@ def _protocol(
     defense: Defense | None,
     with_statistics: bool,
 ) -> Protocol:
+    _validate.made(SplitModel, "models.split_model", model=model)
+    _validate.functions(loss=loss)
+    _validate.optimizer(optimizer=optimizer)
     check_defense(defense, ("payload",), num_classes=model.num_classes)
     transform = optax.set_to_zero() if optimizer is None else optimizer
 

@@ -79,9 +79,12 @@ def split_training(
             columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
             at, so that `audit.run` and `audit.watch` look before they compile.
     """
+    _validate.made(BottomTopModel, "models.bottom_top", model=model)
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
+    _validate.functions(loss=loss, interactive=interactive)
+    _validate.optimizer(optimizer=optimizer)
     defenses = in_order(defenses)
     for defense in defenses:
         check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)

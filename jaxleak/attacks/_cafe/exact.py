@@ -5,6 +5,7 @@ with the same threat model: the server knows the model, the batch indices and th
 descends for thousands of iterations, this engine solves, and says for every sample whether its answer can be trusted.
 """
 
+import logging
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +33,8 @@ from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
 Solver = Literal["auto", "direct", "matrix_free"]
+
+_log = logging.getLogger("jaxleak")
 
 #: How often Step II sees every sample: the key is whether the plan factorises. A factorisation costs the same for any
 #: number of rounds; an iteration of the matrix-free solver costs more with every round.
@@ -114,6 +117,7 @@ def plan_cafe_exact(
     Raises:
         ValueError: if K >= N, too few rounds are given (says how many are needed), or an option is unknown.
     """
+    _validate.made(SplitModel, "models.split_model", model=model)
     _validate.count(num_samples=num_samples, batch_size=batch_size, workers=workers)
     _validate.one_of(("auto", "direct", "matrix_free"), solver=solver)
     if batch_size > num_samples:
@@ -290,7 +294,13 @@ def _recovered(model: SplitModel, params: PyTree, plan: CafeExactPlan, state: Ca
     features = solve_features(batches[plan.output_rounds :], v, projected, direct=plan.direct, mesh=mesh)
     if mesh is not None:
         params = jax.tree.map(_mesh.gather, params)
-    return diagnose(model, params, plan, batches, v, resolved, features, loss)
+    recovery = diagnose(model, params, plan, batches, v, resolved, features, loss)
+    if not recovery.answered.any():
+        _log.warning(
+            "no sample has an answer, since the gradients of the rounds contradict each other: the parameters may have "
+            "changed between rounds, which this attack needs frozen, or a defense changed the gradients"
+        )
+    return recovery
 
 
 def check_seen(plan: CafeExactPlan, seen: jax.Array, v: np.ndarray, resolved: np.ndarray) -> None:

@@ -5,6 +5,7 @@ weak baseline flatters the attack, so the model is chosen and calibrated by cros
 """
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -14,7 +15,11 @@ from numpy.typing import ArrayLike
 
 from jaxleak import _validate
 
+_log = logging.getLogger("jaxleak")
+
 _FOLDS = 3
+#: Deviations by which the mean of a column may differ from that of the shadow records before it looks like a mistake.
+_FAR = 10.0
 _TREES = 200
 _TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
 _SMOOTHING = (0.01, 0.05, 0.2)
@@ -48,6 +53,7 @@ class FeatureBaseline(NamedTuple):
     name: str
     mse: float  # cross-validated
     errors: np.ndarray  # (n,) mean squared error of every record while it was held out
+    target: np.ndarray | None = None  # (n, d_victim) the features that it was fitted on, in the order of the records
 
 
 def gain_of(seen: FeatureBaseline, alone: FeatureBaseline) -> tuple[float, float]:
@@ -89,6 +95,8 @@ def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: in
     _validate.labels_in_range(y, num_classes)
     if len(np.unique(y)) < 2:
         raise ValueError("the shadow records must hold at least two classes")
+    if 0 not in y:
+        _log.warning("class 0 has no shadow record: labels count from 0, so that 1 and 2 are to be 0 and 1")
     shares = (np.bincount(y, minlength=num_classes) + 1) / (len(y) + num_classes)
     candidates: dict[str, Callable[[], Any]] = {
         f"logistic C={c}": functools.partial(_logistic, c) for c in (0.01, 0.1, 1.0)
@@ -122,10 +130,10 @@ def fit_label_baseline(x: ArrayLike, y: ArrayLike, num_classes: int, *, seed: in
     assert best is not None
     loss, name, temperature, smoothing = best
     fitted = _fit(candidates[name](), x, y)
-    width = x.shape[1]
+    asked = _asked_like(x)
 
     def answer(x: ArrayLike) -> np.ndarray:
-        return calibrated(probabilities(fitted, _asked(x, width)), temperature, smoothing)
+        return calibrated(probabilities(fitted, asked(x)), temperature, smoothing)
 
     return LabelBaseline(answer, name, loss, shares)
 
@@ -186,8 +194,8 @@ def fit_feature_baseline(
     further = [] if more is None else [_checked(seed, more=more[0], target=more[1])]
     rows, targets = (np.concatenate(parts) for parts in zip((x, target), *further, strict=True))
     fitted = _fit(candidates[name](), rows, targets)
-    width = x.shape[1]
-    return FeatureBaseline(lambda x: predict(fitted, _asked(x, width)), name, losses[name], errors[name])
+    asked = _asked_like(x)
+    return FeatureBaseline(lambda x: predict(fitted, asked(x)), name, losses[name], errors[name], target)
 
 
 # scikit-learn is imported where it is used: it takes a quarter of a second that no other attack has to wait for.
@@ -259,13 +267,29 @@ def _checked(seed: int, **named: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return x, target
 
 
-def _asked(x: ArrayLike, width: int) -> np.ndarray:
-    """Rows to predict from; raise `ValueError` unless they are as wide as those that were fitted, and finite."""
-    rows = np.asarray(x)
-    if rows.ndim != 2 or rows.shape[1] != width:
-        raise ValueError(f"x must be (n, {width}), as wide as what the baseline was fitted on, got {rows.shape}")
-    _finite("x", rows)
-    return rows
+def _asked_like(fitted: np.ndarray) -> Callable[[ArrayLike], np.ndarray]:
+    """What checks rows to predict from against those (n, d) that were fitted.
+
+    It raises `ValueError` unless they are as wide, and finite, and warns of columns in what looks like another unit.
+    """
+    width, centre, spread = fitted.shape[1], fitted.mean(axis=0), fitted.std(axis=0)
+
+    def asked(x: ArrayLike) -> np.ndarray:
+        rows = np.asarray(x)
+        if rows.ndim != 2 or rows.shape[1] != width:
+            raise ValueError(f"x must be (n, {width}), as wide as what the baseline was fitted on, got {rows.shape}")
+        _finite("x", rows)
+        distance = np.abs(rows.sum(axis=0) / max(len(rows), 1) - centre)
+        off = np.flatnonzero((distance > _FAR * spread) & (spread > 0) & (len(rows) > 0))
+        if len(off):
+            _log.warning(
+                "column %d has a mean of %.3g, and %.3g with a deviation of %.3g in the records that the baseline was "
+                "fitted on: both must be in the same unit",
+                off[0], rows[:, off[0]].mean(), centre[off[0]], spread[off[0]],
+            )  # fmt: skip
+        return rows
+
+    return asked
 
 
 def _finite(name: str, array: np.ndarray) -> None:

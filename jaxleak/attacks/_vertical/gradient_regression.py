@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxleak import _validate
 from jaxleak._base import Observation
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, fit_feature_baseline, gain_of, is_gain
 from jaxleak.attacks._vertical.second_run import check_order, records_of_both
@@ -91,8 +92,19 @@ def fit_gradient_regression(
             `features` are not those of the records that `own` was fitted on, or `again` is the same run or one of other
             records.
     """
+    _validate.made(FeatureBaseline, "fit_feature_baseline", own=own)
+    if again is not None:
+        _validate.made(Observation, "recorded", again=again)
+    features = np.asarray(features)
+    if features.ndim != 2:
+        raise ValueError(f"features must be (n, d_victim), got shape {features.shape}")
     if len(features) != len(own.errors):
         raise ValueError(f"features must have a row for each record of own, {len(own.errors)}, got {len(features)}")
+    if own.target is not None and not np.allclose(features, own.target, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+            "features must be those of the records that own was fitted on, in the same order and unit: a regression on "
+            "other records' features finds nothing, and would read as if nothing leaked"
+        )
     records, rows = _first_visits(shadow, features)
     judged, width = rows, shadow.party.x.shape[-1]  # type: ignore[union-attr]
     if again is not None:

@@ -31,7 +31,8 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
         ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e) or not finite.
     """
     _check(gradients)
-    if not 0 < positive_share < 1:
+    _validate.in_range(0, 1, positive_share=positive_share)
+    if positive_share in (0, 1):
         raise ValueError(f"positive_share must be in (0, 1), got {positive_share}")
     rare_share = min(positive_share, 1 - positive_share)
     norms = np.linalg.norm(gradients.astype(np.float64), axis=1)
@@ -60,6 +61,7 @@ def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: in
         ValueError: if shapes do not fit, values are not finite, the label is not binary or the anchor is zero.
     """
     _check(gradients)
+    _validate.made(np.ndarray, "gradients[number]", anchor=anchor)
     if anchor.shape != gradients.shape[1:]:
         raise ValueError(f"anchor must have shape {gradients.shape[1:]}, got {anchor.shape}")
     if anchor_label not in (0, 1):
@@ -93,6 +95,7 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(gradients: np.ndarray) -> None:
+    _validate.made(np.ndarray, "np.asarray(observations.party.output_gradient)", gradients=gradients)
     if gradients.ndim != 2 or gradients.size == 0:
         raise ValueError(f"gradients must be a non-empty (n, e), got {gradients.shape}")
     _validate.finite_arrays(gradients=gradients)

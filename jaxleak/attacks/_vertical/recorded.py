@@ -54,8 +54,10 @@ def recorded(
     both = {} if outputs is None or outputs_after is None else {"outputs": outputs, "outputs_after": outputs_after}
     given = {"own": own, "cut_gradients": cut_gradients, **both}
     ids = _array("index", index, 2)
-    if not np.issubdtype(ids.dtype, np.integer) or ids.min(initial=0) < 0:
-        raise ValueError(f"index must hold the numbers >= 0 of samples, got {ids.dtype} from {ids.min(initial=0)}")
+    if not np.issubdtype(ids.dtype, np.integer) or not ids.size or ids.min() < 0:
+        raise ValueError(f"index must hold integers >= 0, the numbers of samples, got {ids.dtype} of shape {ids.shape}")
+    if ids.min() == 1:
+        _log.warning("no step has the sample 0: samples are counted from 0")
     arrays = {name: _array(name, array, 3) for name, array in given.items()}
     for name, array in arrays.items():
         if array.shape[:2] != ids.shape:
