@@ -16,6 +16,9 @@ STUDIES = {
     "sweep": ("jaxleak._command.sweep", "run one line of a file of many runs, or merge what they found"),
 }
 
+#: Options that `invert` and `audit` call by different names; each takes those of the other.
+_OF_AUDIT = {"--image-shape": "--image", "--num-classes": "--classes", "--payload": "--update"}
+
 
 def parser() -> argparse.ArgumentParser:
     """The options of every subcommand."""
@@ -171,7 +174,7 @@ def _client_options(options: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _by_their_own_names(*(sys.argv[1:] if arguments is None else arguments))
     if words and words[0] in STUDIES:
         return _study(*words)
     outlive_readers()
@@ -189,6 +192,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # a fault of the program, whose traceback says where
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _by_their_own_names(*words: str) -> list[str]:
+    """The words of a command, in which the names of another command's options become its own."""
+    names = {"audit": _OF_AUDIT, "models": _OF_AUDIT, "invert": {b: a for a, b in _OF_AUDIT.items()}}
+    own = names.get(words[0], {}) if words else {}
+    parts = [word.partition("=") for word in words]
+    return [own.get(name, name) + sign + value for name, sign, value in parts]
 
 
 def _study(name: str, *words: str) -> int:

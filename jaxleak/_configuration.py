@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxleak._base import PyTree
 
+#: Packages whose objects are described by their types alone.
+_LIBRARIES = ("jax", "jaxlib", "flax", "torch", "equinox")
 #: Characters that a message quotes of one entry of a configuration.
 _LONGEST = 200
 
@@ -34,26 +36,36 @@ def fingerprint(tree: PyTree) -> str:
     return found.hexdigest()
 
 
-def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
+def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False) -> Any:
     """What JSON can keep of a configuration.
 
     A function is its name and what it was made of, since settings are mostly functions that others have made: its
     closure, its defaults and the object whose method it is. An object that a function was made of is its type and its
     fields.
+
+    Args:
+        value: the configuration.
+        inside: functions and objects that are being described, by their `id`.
+        coarse: whether to leave out the last digits of numbers, which another device computes in another way.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    within = functools.partial(described, inside=inside, coarse=coarse)
+    if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, float):
+        return f"{value:.4g}" if coarse else value
     if isinstance(value, dict):
-        return {str(name): described(entry, inside) for name, entry in value.items()}
+        return {str(name): within(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [described(entry, inside) for entry in value]
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return value.item() if value.shape == () else fingerprint(value)
+        return [within(entry) for entry in value]
+    if hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__"):
+        return within(value.item()) if value.shape == () else _sketch(value) if coarse else fingerprint(value)
     if isinstance(value, functools.partial):
-        return described([value.func, value.args, value.keywords], inside)
+        return within([value.func, value.args, value.keywords])
+    inner = functools.partial(described, inside=(*inside, id(value)), coarse=coarse)
     if not hasattr(value, "__qualname__"):
         if inside:  # what a function was made of may be anything
-            return _of_object(value, inside)
+            held = [] if id(value) in inside else _held_by(value)
+            return [_type_of(value), [inner(entry) for entry in held]] if held else _type_of(value)
         raise ValueError(
             "config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
             f"{type(value).__name__}"
@@ -61,24 +73,34 @@ def described(value: Any, inside: tuple[int, ...] = ()) -> Any:
     name = value.__qualname__
     if id(value) in inside:  # a function that calls itself
         return name
-    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if cell != types.CellType()]
-    cells += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(value, name, None))]
-    owner = getattr(value, "__self__", None)
-    cells += [] if owner is None or isinstance(owner, types.ModuleType) else [owner]
-    made_of = [described(cell, (*inside, id(value))) for cell in cells]
+    made_of = [inner(part) for part in _made_of(value)]
     return [f"{value.__module__}.{name}", made_of] if made_of else f"{value.__module__}.{name}"
 
 
-def _of_object(value: Any, inside: tuple[int, ...]) -> Any:
-    """An object of any type: the type's name, and what its fields hold where it has some."""
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+def _made_of(function: Any) -> list[Any]:
+    """What a function has in its closure, its defaults, and the object whose method it is."""
+    found = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
+    found += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(function, name, None))]
+    owner = getattr(function, "__self__", None)
+    return found if owner is None or isinstance(owner, types.ModuleType) else [*found, owner]
+
+
+def _held_by(value: Any) -> list[Any]:
+    """What the fields of an object hold; nothing of a library's own, whose caches differ from run to run."""
+    if type(value).__module__.partition(".")[0] in _LIBRARIES:
+        return []
     if dataclasses.is_dataclass(value):  # which may have slots
-        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        held = list(getattr(value, "__dict__", {}).values())
-    if not held or id(value) in inside:
-        return name
-    return [name, [described(entry, (*inside, id(value))) for entry in held]]
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _type_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _sketch(array: Any) -> list[Any]:
+    """The shape and the norm of an array."""
+    return [list(array.shape), f"{np.linalg.norm(np.asarray(array, np.float64)):.3g}"]
 
 
 def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tuple[str, ...]], folder: Path) -> None:

@@ -1,11 +1,13 @@
 """What a computation depends on, in few letters, by which a later process asks whether it goes on with the same one."""
 
 import hashlib
+import json
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxleak import _configuration
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 
@@ -17,6 +19,14 @@ _ROUNDING = 1e-3
 def of_key(key: jax.Array) -> str:
     """A digest of a random key, whether it is typed or raw."""
     return hashlib.sha256(repr(np.asarray(_without_type(key)).tolist()).encode()).hexdigest()
+
+
+def of_settings(settings: Any) -> str | None:
+    """A digest of what an attack was made of, without the last digits of numbers; None of nothing."""
+    if settings is None:
+        return None
+    described = json.dumps(_configuration.described(list(settings), coarse=True))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def of_arrays(tree: PyTree) -> dict[str, Any]:

@@ -174,8 +174,12 @@ def begun(attack, observed, tmp_path_factory):
         ("observation", lambda _, seen: {"observation": seen[1]._replace(round=seen[1].round + 1)}),
         ("number of restarts, another start of the attack", lambda *_: {"restarts": 2}),
         (
-            "length of the attack's schedules",
+            "length of the attack's schedules, another choice of settings",
             lambda model, seen: {"attack": engine(model, seen[0], settings(200))},
+        ),
+        (
+            "choice of settings",
+            lambda model, seen: {"attack": engine(model, seen[0], settings().weighing(tv=0.3))},
         ),
     ],
 )

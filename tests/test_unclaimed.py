@@ -82,7 +82,7 @@ def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_pa
     )  # no label is claimed of a defended update
     assert verdict.verdict == verdict.headline == "not attacked"
     assert audit.EXIT_STATUS[verdict.verdict] == 4
-    assert any(" of them compiling, and --minutes 0.0001 is 0 s: --minutes 1 would" in one for one in verdict.reasons)
+    assert any(" are spent of the 0 s of --minutes 0.0001: --minutes 1 would" in one for one in verdict.reasons)
     page = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
     assert "before any attack came to its end" in page
 
@@ -90,8 +90,8 @@ def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_pa
 def test_what_took_the_time_of_an_audit_without_attacks_is_said():
     said = _time_of_checks(0.5, 40.0, seconds=35.0, compiling=30.0)
     assert said == (
-        "The checks took 35 s, 30 of them compiling, and --minutes 0.5 is 30 s: --minutes 2 would leave 80 s for an "
-        "attack."
+        "The checks took 35 s, 30 of them compiling. 40 s are spent of the 30 s of --minutes 0.5: --minutes 2 would "
+        "leave 80 s for an attack."
     )
     # No fewer than were given, where attacks that were cut short took the time.
     assert "--minutes 4 would leave 180 s" in _time_of_checks(3.0, 60.0, seconds=9.0, compiling=1.0)

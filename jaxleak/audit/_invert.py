@@ -63,13 +63,13 @@ def invert(
             schedules reach. A run of fewer is logged as cut short.
         chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
         restarts: independent trials, vmapped, the first of which is that of `restarts=1`; of every sample the one with
-            the lowest score of the attacker's own is returned. Attacks of this package that do not know the order of
-            the samples give all of them one score, so that one trial is returned.
+            the lowest `score` is returned. Gradient inversions have one score for all samples, the distance to the
+            update without priors, so that one trial is returned whole.
         microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation, restarts,
-            length of schedules and start. Settings that do not show in these, such as the weight of a prior, belong
+            length of schedules, settings (of `attacks.inversion`) and start. What another attack was made of belongs
             into the configuration: `Checkpoints(folder, {"settings": settings})`.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
@@ -114,6 +114,7 @@ def invert(
                 "observation": _identity.of_arrays(observation),
                 "number of restarts": restarts,
                 "length of the attack's schedules": attack.iterations,
+                "choice of settings": _identity.of_settings(attack.settings),
                 "start of the attack": _identity.of_arrays(state.attack),
             }
         )
@@ -196,6 +197,12 @@ def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> 
         raise ValueError(f"reconstruct of the attack must return a jaxleak.Reconstruction, got {said}")
     shapes = {name: getattr(getattr(answers, name), "shape", None) for name in ("x", "y", "score", "answered")}
     own = {name: shape if shape is None or restarts == 1 else shape[1:] for name, shape in shapes.items()}
+    if own["x"] and own["x"][0] != template.x.shape[0]:
+        _log.warning(
+            "the attack was made for %d samples and the template has %d: batch_size of an attack is the number of all "
+            "samples behind the payload, of all local steps",
+            own["x"][0], template.x.shape[0],
+        )  # fmt: skip
     # An attack on one batch answers for its samples, whose number it was made for.
     samples = own["x"][:1] if own["x"] else template.x.shape[:1]
     for name, shape in own.items():

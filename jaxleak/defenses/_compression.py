@@ -72,8 +72,8 @@ def sparsify(percent: float, *, error_feedback: bool = False, place: str = "payl
     """Send only the `percent` largest entries in magnitude of the whole payload; the others become zero.
 
     Of n entries ceil(n percent / 100) are sent, and with them all that tie with the last one. Error feedback (Seide et
-    al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. `federated_averaging` carries
-    it; under `Defense.apply`, as in `protocols.client`, every round is the first one.
+    al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. Protocols carry it from
+    round to round; under `Defense.apply` every round is the first one.
 
     Args:
         percent: share that is sent, in (0, 100]; 100 is the identity.

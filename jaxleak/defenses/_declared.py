@@ -17,6 +17,8 @@ _Sized = GaussianNoise | LaplaceNoise | ProportionalNoise
 _SCALES = (1e-4, 1e-2, 1.0, 10.0)
 #: Share by which the size of noise may differ from the declared one, beside what so few numbers tell.
 _TOLERANCE = 0.1
+#: Runs of each size.
+_RUNS = 4
 #: Standard errors of a standard deviation that are still chance.
 _ERRORS = 5.0
 #: Share of the largest entry below which a difference is rounding of float32.
@@ -52,7 +54,8 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> boo
     deviation = _deviation(mechanism)
     if deviation is not None and not 0 < deviation < math.inf:
         raise ValueError(f"mechanism must declare noise with a finite standard deviation > 0, got {deviation:g}")
-    arrived = [_compare(defense, mechanism, payload, scale, key) for scale in _SCALES]
+    keys = jax.random.split(key, _RUNS)  # little may arrive in one run, where whole layers are dropped
+    arrived = [_compare(defense, mechanism, payload, scale, one) for scale in _SCALES for one in keys]
     gaussian = mechanism.noise if isinstance(mechanism.noise, GaussianNoise) else GaussianNoise(1.0)
     told = gaussian.decay == 1 and not mechanism.carries and not _replays_noise(mechanism)
     return any(arrived) and told

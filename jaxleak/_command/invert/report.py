@@ -41,6 +41,8 @@ MEASURES = (
     Measure("recognised", "recognised", "%"),
     Measure("labels right", "label_accuracy", "%"),
     Measure(f"gradient matched to {MATCHED_BELOW:g}", "gradient_matched", "%"),
+    Measure("cosine distance of the gradients", "cosine_distance", form=".2g"),
+    Measure("cosine distance of random images", "cosine_distance_random", form=".2g"),
     Measure("agreement", "agreement", form=".2f"),
     Measure("undetermined", "undetermined", "%"),
 )
@@ -61,7 +63,7 @@ def watching(progress: Progress, phase: str, iterations: int) -> Callable[[int, 
     """A callback of `audit.invert` that shows the pace, and the distance that the best start has reached."""
 
     def show(done: int, _: Any, infos: dict[str, np.ndarray]) -> None:
-        progress.update(phase, done, iterations, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
+        progress.update(phase, done, iterations, f"distance {float(np.min(infos['distance'][-1])):.3g}")
 
     return show
 

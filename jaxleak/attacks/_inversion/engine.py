@@ -141,7 +141,7 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
         return _reconstruct(parts, state, observation)
 
-    return Attack(init, step, reconstruct, settings.iterations)
+    return Attack(init, step, reconstruct, settings.iterations, settings)
 
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:
@@ -154,6 +154,11 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
             f"protocols.ClientShare; got {share!r}"
         )
     setup = Setup(model, share, batch_size)
+    if batch_size % setup.parts:
+        raise ValueError(
+            "batch_size must be the number of all samples behind the payload, a multiple of clients * local_steps = "
+            f"{setup.parts}, got {batch_size}"
+        )
     term = settings.compare.term(setup)
     # Only what simulates the client hands soft labels to its loss.
     asks_for_scale = settings.white_point and model.has_batch_norm and term.simulate is None

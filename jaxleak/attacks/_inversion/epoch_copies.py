@@ -129,7 +129,7 @@ def epoch_copies(
             **{name: getattr(found, name)[:batch_size] for name in ("y", "score", "answered", "gradient_matched")},
         )
 
-    return Attack(init, step, reconstruct, settings.iterations)
+    return Attack(init, step, reconstruct, settings.iterations, settings)
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:

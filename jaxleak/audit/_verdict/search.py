@@ -76,7 +76,7 @@ def search(
         pace.append((time.monotonic() - marks[-1]) / len(infos["distance"]))
         marks.append(time.monotonic())
         case.store.note()
-        case.show(called(name), done, total, f"gradient distance {float(np.min(infos['distance'][-1])):.3g}")
+        case.show(called(name), done, total, f"distance {float(np.min(infos['distance'][-1])):.3g}")
         if case.store.left <= 0 and done < total:
             raise SpentError
 

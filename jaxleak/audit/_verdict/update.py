@@ -266,8 +266,9 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
     # A search compiles for about as long as the checks do, and then has to run.
     enough = max(math.ceil(3 * spent / 60), math.floor(minutes) + 1)
     return (
-        f"The checks took {seconds:.0f} s, {compiling:.0f} of them compiling, and --minutes {minutes:g} is "
-        f"{60 * minutes:.0f} s: --minutes {enough} would leave {60 * enough - spent:.0f} s for an attack."
+        f"The checks took {seconds:.0f} s, {compiling:.0f} of them compiling. {spent:.0f} s are spent of the "
+        f"{60 * minutes:.0f} s of --minutes {minutes:g}: --minutes {enough} would leave {60 * enough - spent:.0f} s "
+        "for an attack."
     )
 
 

@@ -75,8 +75,8 @@ class Case:
     labels: str | None = None
     """Label strategy: given, joint, or a rule; None keeps the preset's."""
     restarts: int = 1
-    """Independent starts; the one with the lowest score of the attacker's own is the answer. Two or more also give the
-    agreement of the two best."""
+    """Independent starts; the one nearest to the update, by the attack's distance without its priors, is the answer.
+    Two or more also give the agreement of the two best."""
     microbatch: int | None = None
     """Restarts at once: how many are computed together; None takes all of them, and fewer need less memory."""
     homotopy: tuple[float, float] | None = None
@@ -152,8 +152,8 @@ class Case:
     is natural for images."""
     attacked_round: int = 0
     """Attacked round: its number. Another round draws other images of the client's, and a defense
-    adds other noise; a few defenses also change their strength over the rounds. It does not change the model, which
-    --weights names."""
+    adds other noise; a few defenses also change their strength over the rounds. One that remembers earlier uploads is
+    attacked in round 0 only. The round does not change the model, which --weights names."""
 
     @property
     def taken(self) -> int:

@@ -209,12 +209,18 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
         second = audit.Agreement(second.value[order], second.other[order], undetermined)
     if (explaining := _explaining(case, share, observation)) is not None:
         simulate, seen = explaining
-        simulated = jax.jit(simulate)(seen.params, Batch(found.x, found.y, jnp.arange(case.images)))
-        simulated = where_seen(observation.payload, simulated)
-        observed = to_explain(undone_by(known_defense(case)), observation, simulated)
+        compiled = jax.jit(simulate)
+
+        def both(x: jax.Array) -> tuple[PyTree, PyTree]:
+            """What was observed, and what these images would have sent."""
+            sent = where_seen(observation.payload, compiled(seen.params, Batch(x, found.y, jnp.arange(case.images))))
+            return to_explain(undone_by(known_defense(case)), observation, sent), sent
+
+        of_answer, of_nothing = both(found.x), both(jax.random.uniform(jax.random.key(0), found.x.shape))
         scores |= {
-            "cosine_distance": float(objectives.cosine(observed, simulated)),
-            "l2_distance": float(jnp.sqrt(objectives.squared_l2(observed, simulated))),
+            "cosine_distance": float(objectives.cosine(*of_answer)),
+            "cosine_distance_random": float(objectives.cosine(*of_nothing)),
+            "l2_distance": float(jnp.sqrt(objectives.squared_l2(*of_answer))),
         }
     labels, answered = np.asarray(truth.y), np.asarray(found.answered)[order]
     estimate, labels_found = np.clip(estimate[order], 0, 1), np.asarray(found.y)[order]
