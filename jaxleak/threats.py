@@ -98,12 +98,15 @@ def view(threat: Threat, transcript: Transcript) -> Observation:
         An `Observation`; ungranted fields, and ungranted leaves of the payload, are None.
 
     Raises:
-        ValueError: if statistics are granted but the protocol did not record them, a payload path does not exist, or
-            the threat is a party that the transcript does not have, or a label holder where the protocol has none.
+        ValueError: if statistics are granted but the protocol did not record them, a payload path does not exist or
+            is granted to a party, the threat is a party that the transcript does not have, or it is a label holder
+            where the protocol has none.
     """
     if threat.statistics and transcript.statistics is None:
         raise ValueError("threat grants statistics, but the protocol was built with with_statistics=False")
     if threat.party is not None or threat.label_holder:
+        if threat.payload is not None:
+            raise ValueError(f"threat grants leaves of the payload, {threat.payload}, and a party sees no payload")
         if threat.party is not None and not 0 <= threat.party < len(transcript.parties):
             raise ValueError(f"threat is party {threat.party}, but {len(transcript.parties)} parties kept records")
         if threat.label_holder and transcript.label_holder is None:

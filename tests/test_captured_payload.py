@@ -100,7 +100,7 @@ def test_it_has_a_bar_a_curve_and_the_origin_of_its_data(arguments, attacked):
     assert "lower is closer" in how["ylabel"]
     (curve,) = series.values()
     assert list(curve[0]) == [0, 1, 2]
-    assert note == f"gradient distance {curve[1][-1]:.3g}"
+    assert note == f"distance {curve[1][-1]:.3g}"
     config = json.loads((folder / "results.json").read_text())["config"]
     assert config["data"] == f"not known: images behind the captured update {arguments['payload']}"
 

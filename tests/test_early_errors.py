@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, Transcript, attacks, defenses, metrics, models, protocols, threats
+from jaxleak import Batch, Transcript, attacks, data, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._jitted import jitted_for_few
 from jaxleak.attacks import aggregated, party_records
 
@@ -210,3 +210,31 @@ def test_features_of_other_records_are_refused():
     own = party_records.fit_feature_baseline(TABLE[:, :2], TABLE[:, 2:])
     with pytest.raises(ValueError, match="features must be those of the records that own was fitted on"):
         party_records.fit_gradient_regression(None, TABLE[::-1, 2:], own)
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: objectives.squared_l2({"w": jnp.ones((3, 1))}, {"w": jnp.ones((3, 4))}), "must have the same shapes"),
+        (lambda: objectives.cosine({"w": jnp.ones((3, 1))}, {"w": jnp.ones((1, 3))}), "must have the same shapes"),
+        (lambda: objectives.relative_l1({"w": jnp.ones(1)}, {"w": jnp.ones(3)}), "must have the same shapes"),
+        (lambda: objectives.gaussian_kernel({"w": jnp.ones(1)}, {"w": jnp.ones(3)}), "must have the same shapes"),
+        (lambda: objectives.feature_distance(jnp.ones((4, 1, 3)), jnp.ones((4, 2, 3))), "must have the same shapes"),
+        (lambda: objectives.gaussian_kernel({}, {}, variance=-1.0), "variance must be > 0"),
+        (lambda: objectives.cross_entropy(jnp.ones((4, 3)), jnp.ones(1, jnp.int32)), r"labels must be \(B,\) or"),
+        (lambda: objectives.squared_error(jnp.ones((4, 3)), jnp.ones((1, 3))), r"labels must be \(B,\) or"),
+        (lambda: objectives.binary_cross_entropy(jnp.ones((4, 3)), jnp.ones((4, 1))), r"labels must be \(B,\) or"),
+        (
+            lambda: defenses.true_epsilon("dp_update", 10, batch_size=100, own_samples=10, rounds=1),
+            r"batch_size must be in \[1, 10\]",
+        ),
+        (lambda: defenses.client_defense("encrypt_bottom", 120), r"percent must be in \[0, 100\], got 120"),
+        (lambda: data.quantity_skew(0, np.zeros(900), 3, low=50.7), "low must be a whole number"),
+        (lambda: threats.view(threats.Threat(party=0, payload=("first",)), SENT), "a party sees no payload"),
+        (lambda: protocols.ClientShare("convnet"), "model must be a Classifier, as models.build makes, got a str"),
+        (lambda: protocols.ClientShare(models.mlp((2, 2, 1), 3), loss="mse"), "loss must be a function"),
+    ],
+)
+def test_what_would_be_broadcast_or_ignored_is_refused(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()

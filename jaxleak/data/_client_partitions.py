@@ -100,7 +100,7 @@ def quantity_skew(seed: Seed, y: ArrayLike, clients: int, *, low: int = 50, high
         ValueError: if an argument is out of range, or the sizes drawn add up to more than N.
     """
     total = _check(np.asarray(y), clients)
-    _validate.positive(low=low)
+    _validate.count(low=low, high=high)
     if high < low:
         raise ValueError(f"high must be at least low, {low}, got {high}")
     rng = np.random.default_rng(seed)

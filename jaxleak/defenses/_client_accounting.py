@@ -26,7 +26,8 @@ def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int
         ImportError: if dp-accounting is missing.
     """
     _validate.one_of(tuple(CLIENT_DEFENSES), defense=kind)
-    _validate.count(batch_size=batch_size, own_samples=own_samples, rounds=rounds)
+    _validate.count(own_samples=own_samples, rounds=rounds)
+    _validate.count_in_range(1, own_samples, batch_size=batch_size)
     if not CLIENT_DEFENSES[kind].private:
         raise ValueError(f"{kind} has no epsilon")
     mechanism = CLIENT_DEFENSES[kind].build(epsilon).mechanism

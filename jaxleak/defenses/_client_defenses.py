@@ -76,6 +76,13 @@ def _sent_too(encoding: PayloadEncoding) -> PayloadEncoding:
     return encoding
 
 
+def _encrypting_the_smallest(percent: float) -> Defense:
+    _validate.in_range(0, 100, percent=percent)
+    if percent == 100:
+        return withhold_top(100, encrypted=True)
+    return sparsify(100 - percent)._replace(place="server_view", encode=_sent_too)
+
+
 #: Every defense of one client's upload, by name. Strengths are listed from weak to strong.
 CLIENT_DEFENSES: dict[str, ClientDefense] = {
     "soteria": ClientDefense(
@@ -132,7 +139,7 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, largest first",
     ),
     "encrypt_bottom": ClientDefense(
-        lambda percent: sparsify(100.0 - percent)._replace(place="server_view", encode=_sent_too),
+        _encrypting_the_smallest,
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, smallest first",
     ),
     # No defenses by intention: what a client uploads that takes one step of another optimizer.

@@ -1,7 +1,7 @@
 """Distances between two gradient trees: what the server received, and what a fake batch would have sent.
 
-Every function is `(observed, simulated) -> ()` with two trees of the same structure, is differentiable in
-`simulated`, and is zero when the trees are equal.
+Every function is `(observed, simulated) -> ()` with two trees of the same structure and shapes, is differentiable in
+`simulated`, and is zero when the trees are equal. Leaves of other shapes raise a `ValueError`.
 """
 
 import math
@@ -24,9 +24,20 @@ def absolute(x: jax.Array) -> jax.Array:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
+def difference(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a - b` of arrays of one shape.
+
+    Raises:
+        ValueError: on other shapes, which would be broadcast without a word.
+    """
+    if jnp.shape(a) != jnp.shape(b):
+        raise ValueError(f"observed and simulated must have the same shapes, got {jnp.shape(a)} and {jnp.shape(b)}")
+    return a - b
+
+
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum of squared differences over all leaves (DLG; CAFE, NeurIPS 2021, equation 9, first term): () in [0, inf)."""
-    return _tree.squared_norm(jax.tree.map(jnp.subtract, observed, simulated))
+    return _tree.squared_norm(jax.tree.map(difference, observed, simulated))
 
 
 def layer_norms(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -34,13 +45,13 @@ def layer_norms(observed: PyTree, simulated: PyTree) -> jax.Array:
 
     A norm keeps its pull however small the difference becomes; a leaf that agrees exactly has gradient 0.
     """
-    norms = jax.tree.map(lambda a, b: _tree.root(jnp.sum((a - b) ** 2)), observed, simulated)
+    norms = jax.tree.map(lambda a, b: _tree.root(jnp.sum(difference(a, b) ** 2)), observed, simulated)
     return sum(jax.tree.leaves(norms), jnp.zeros(()))
 
 
 def l1(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum of absolute differences over all leaves: () in [0, inf). Entries that agree exactly have gradient 0."""
-    differences = jax.tree.map(lambda a, b: jnp.sum(absolute(a - b)), observed, simulated)
+    differences = jax.tree.map(lambda a, b: jnp.sum(absolute(difference(a, b))), observed, simulated)
     return sum(jax.tree.leaves(differences), jnp.zeros(()))
 
 
@@ -71,6 +82,7 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
 
     A tree of zeros has no direction: its distance to anything is 1.
     """
+    jax.tree.map(difference, observed, simulated)  # for its check of shapes
     scale = _tree.norm(observed) * _tree.norm(simulated)
     zero = scale == 0  # and not `scale > 0`, which takes what is not a number for a tree of zeros
     # Both branches of a where are differentiated: the divisor must be safe in the branch that is not taken.
@@ -94,9 +106,12 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
         () in [0, number of tensors].
     """
 
+    if variance is not None:
+        _validate.positive(variance=variance)
+
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         sigma2 = jnp.maximum(jnp.var(a), _VARIANCE_FLOOR) if variance is None else variance
-        return 1.0 - jnp.exp(-jnp.sum((a - b) ** 2) / sigma2)
+        return 1.0 - jnp.exp(-jnp.sum(difference(a, b) ** 2) / sigma2)
 
     return sum(jax.tree.leaves(jax.tree.map(one, observed, simulated)), jnp.zeros(()))
 

@@ -20,6 +20,14 @@ def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
     return jax.nn.one_hot(y, num_classes) if y.ndim == 1 else y
 
 
+def _targets(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """The soft labels (B, C) of logits (B, C); raise `ValueError` on another number of samples or of classes."""
+    soft = soft_labels(y, logits.shape[-1])
+    if soft.shape != logits.shape:
+        raise ValueError(f"labels must be (B,) or (B, C) for logits {logits.shape}, got {y.shape}")
+    return soft
+
+
 def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     """Mean cross-entropy of logits (B, C) against labels (B,) or soft labels (B, C).
 
@@ -33,7 +41,7 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
             "one with one logit z for two classes stands for the two logits (0, z), whose cross_entropy is the binary "
             "one of z, and models.from_function and the functions beside it read it so by themselves"
         )
-    return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1))
+    return -jnp.mean(jnp.sum(_targets(logits, y) * jax.nn.log_softmax(logits), axis=-1))
 
 
 def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -57,7 +65,7 @@ def smoothed_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
     Szegedy et al., *Rethinking the Inception architecture for computer vision*, 2016, section 7.
     """
-    return cross_entropy(logits, optax.smooth_labels(soft_labels(y, logits.shape[-1]), 0.1))
+    return cross_entropy(logits, optax.smooth_labels(_targets(logits, y), 0.1))
 
 
 def binary_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -65,7 +73,7 @@ def binary_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
     That is `BCEWithLogitsLoss`, for several findings in one image. Of a label the one finding is its class.
     """
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, soft_labels(y, logits.shape[-1])))
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, _targets(logits, y)))
 
 
 def focal_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -74,7 +82,7 @@ def focal_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
     Lin et al., *Focal loss for dense object detection*, 2017, equation 4 with gamma = 2.
     """
     log_p = jax.nn.log_softmax(logits)
-    return -jnp.mean(jnp.sum(soft_labels(y, logits.shape[-1]) * (1 - jnp.exp(log_p)) ** 2 * log_p, axis=-1))
+    return -jnp.mean(jnp.sum(_targets(logits, y) * (1 - jnp.exp(log_p)) ** 2 * log_p, axis=-1))
 
 
 def squared_error(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -82,7 +90,7 @@ def squared_error(logits: jax.Array, y: jax.Array) -> jax.Array:
 
     That is `MSELoss`, as of a regression.
     """
-    return jnp.mean((logits - soft_labels(y, logits.shape[-1])) ** 2)
+    return jnp.mean((logits - _targets(logits, y)) ** 2)
 
 
 #: Losses by name, all of which take classes (B,) as well as soft labels (B, C).

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
-from jaxleak.objectives._distances import absolute, layer_norms, squared_l2
+from jaxleak.objectives._distances import absolute, difference, layer_norms, squared_l2
 
 
 def total_variation(x: jax.Array) -> jax.Array:
@@ -125,7 +125,7 @@ def feature_distance(observed: jax.Array, simulated: jax.Array) -> jax.Array:
     Returns:
         () >= 0, a squared distance summed over the batch, not averaged.
     """
-    return jnp.sum((observed - simulated) ** 2)
+    return jnp.sum(difference(observed, simulated) ** 2)
 
 
 def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.Array:

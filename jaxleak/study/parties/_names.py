@@ -17,7 +17,7 @@ _MEASURED = {
     "label_balanced": "labels right, mean over classes",
     "label_confidence": "confidence in labels that the attack claims",
     "feature_mse": "error of features",
-    "feature_gain": "share of the features' variance beyond own features",
+    "feature_gain": "share of the features' variance, beyond what the attacker alone finds",
 }
 #: Names of the attacks that only some runs compare with, besides `ATTACK_LABELS`.
 _COMPARED = {
