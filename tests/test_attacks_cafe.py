@@ -235,7 +235,7 @@ def test_full_gradients_of_one_batch_lower_the_objective(small, build, falling):
 @pytest.mark.parametrize("build", [cafe, aggregated.aligned_dlg])
 def test_a_sample_that_no_batch_held_has_no_answer(small, build):
     problem, observation = small
-    options = {"iterations": (0, 0)} if build is cafe else {}
+    options = {"loops": "single", "switch": False} if build is cafe else {}
     attack = build(problem.model, problem.protocol.share, num_samples=6, **options)
     state, _ = attack.step(jax.random.key(0), attack.init(jax.random.key(0), problem.template), observation)
     found = attack.reconstruct(state, observation)

@@ -16,8 +16,9 @@ from jaxleak.audit._checks.head import _reads_positive
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import without_loss
+from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.one_sample import _inputs_alone
-from jaxleak.audit._verdict.questions import _comparing, _one_by_one, dimmer_images, without_weight
+from jaxleak.audit._verdict.questions import comparing, one_by_one, without_weight
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)
@@ -46,7 +47,7 @@ def test_batch_statistics_leave_the_brightness_of_the_batch_open():
     small = {"channels": (4,), "strides": (2,)}
     for batch_norm in (True, False):
         case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=batch_norm, **small), images(2), [0, 1])
-        assert dimmer_images(case, answer).tolist() == [batch_norm] * 2
+        assert toned_images(case, answer).tolist() == [batch_norm] * 2
 
 
 def test_statistics_of_each_image_leave_the_brightness_of_each_open():
@@ -58,11 +59,55 @@ def test_statistics_of_each_image_leave_the_brightness_of_each_open():
             return nn.Dense(3)(nn.relu(x))
 
     case, answer = case_at(Normalised(), images(2), [0, 1])
-    assert _one_by_one(_comparing(case, answer), answer, 0.5 * answer.x).tolist() == [True, True]
-    assert dimmer_images(case, answer).tolist() == [True, True]
+    assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [True, True]
+    assert toned_images(case, answer).tolist() == [True, True]
     # Of batch statistics one image of the batch alone has no brightness of its own.
     case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=True, channels=(4,), strides=(2,)), images(2), [0, 1])
-    assert _one_by_one(_comparing(case, answer), answer, 0.5 * answer.x).tolist() == [False, False]
+    assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [False, False]
+
+
+class _Seen(nn.Module):
+    """A network of what `by` makes of an image, or the mean of its outputs for several images."""
+
+    by: tuple = ()
+
+    @nn.compact
+    def __call__(self, x):
+        first, second = nn.Dense(64), nn.Dense(4)
+        return sum(second(nn.tanh(first(seen(x).reshape(len(x), -1)))) for seen in self.by) / len(self.by)
+
+
+def _own(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("seen", "room"),
+    [
+        (lambda x: x - x.mean((1, 2), keepdims=True), 0.4),
+        (lambda x: (x - x.mean((1, 2), keepdims=True)) / (x.std((1, 2), keepdims=True) + 1e-9), 0.0),
+        (_own, 0.4),
+    ],
+    ids=["mean", "mean and deviation", "nothing"],
+)
+def test_a_mean_that_is_taken_off_leaves_the_tones_open(seen, room):
+    x = room / 2 + (1 - room) * images(2)
+    case, answer = case_at(_Seen((seen,)), x.astype(np.float32), [0, 1])
+    assert toned_images(case, answer).tolist() == [seen is not _own] * 2
+
+
+@pytest.mark.parametrize(
+    "turn", [lambda x: x[:, :, ::-1], lambda x: x[:, ::-1], lambda x: 1 - x, lambda x: x.swapaxes(1, 2)]
+)
+def test_an_image_whose_mirror_image_has_the_same_update_is_not_determined(turn):
+    case, answer = case_at(_Seen((_own, turn)), images(2), [0, 1])
+    assert turned_images(case, answer).tolist() == [True, True]
+    case, answer = case_at(_Seen((_own,)), images(2), [0, 1])
+    assert turned_images(case, answer).tolist() == [False, False]
+    # An image that is its own mirror image has no other one.
+    x = images(2)
+    case, answer = case_at(_Seen((_own, lambda x: x[:, :, ::-1])), (x + x[:, :, ::-1]) / 2, [0, 1])
+    assert turned_images(case, answer).tolist() == [False, False]
 
 
 def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below():
@@ -71,7 +116,7 @@ def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below
     half = share_of(case, 0.5 * answer.x)
     sent = reference.flat(case.observation.payload)
     assert np.linalg.norm(half - sent) < 0.01 * np.linalg.norm(sent)
-    assert not dimmer_images(case, answer).any()
+    assert not toned_images(case, answer).any()
     assert not without_weight(case, answer).any()
 
 
@@ -125,10 +170,10 @@ def test_inputs_of_a_layer_have_no_scale_where_the_client_may_have_changed_its_u
     x = np.asarray(reference.uniform(1, 4, 4, 1, seed=1))
     case, _ = case_at(model, x, [2])
     (answer,) = _inputs_alone(case._replace(defended=defended))
-    assert (answer.dimmer is not None and answer.dimmer.all()) == defended
+    assert (answer.toned is not None and answer.toned.all()) == defended
     _, (reason,) = decide([], Labels.none(10), answer, [], [])
     assert answer.attack == ALONE
-    assert ("apart from dimmer copies of 1, whose brightness is not known" in reason) == defended
+    assert ("apart from copies of 1 in other tones" in reason) == defended
     assert reason.endswith("from the update, if the update is one sample's, as stated.")
 
 

@@ -165,7 +165,7 @@ def test_what_shows_an_image_is_said_in_words_and_rounding_is_no_distance(fields
                    cosine_distance=-1.2e-07)  # fmt: skip
     _, (reason,) = decide([], nothing, found, [], [])
     assert said in reason
-    granted = "" if "solved" in fields else ", if the loss is as stated"
+    granted = ", if the update is one sample's, as stated" if "solved" in fields else ", if the loss is as stated"
     assert reason.endswith(f" a cosine distance below 1e-06 from the update{granted}.")
 
 
@@ -404,9 +404,9 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
 def test_certificates_of_several_images_have_conditions_that_no_search_can_tell():
     share, precision = SimpleNamespace(total_steps=1), SimpleNamespace(of_weights=False)
     case = SimpleNamespace(share=share, precision=precision, samples=3)
-    assert conditions(case) == "the loss is as stated, with labels that are neither mixed nor soft"
+    assert conditions(case) == "the loss and the batch size are as stated, with labels that are neither mixed nor soft"
     case.samples, share.total_steps = 1, 2
-    assert conditions(case) == "the loss, the learning rate and the momentum are as stated"
+    assert conditions(case) == "the loss, the batch size, the learning rate and the momentum are as stated"
 
 
 def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():

@@ -121,7 +121,7 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert _scored(numbers).endswith(f" (1.00, {numbers['ssim_each'][1]:.2f})")
     for fine in (
         answer._replace(agreement=np.array([1.0, 0.5])),  # the wrong one is not certified
-        answer._replace(dimmer=np.array([False, True])),  # nor is its brightness
+        answer._replace(toned=np.array([False, True])),  # nor is its brightness
         answer._replace(x=3 * wrong),  # in another unit
     ):
         assert contradicted_by_truth(fine, numbers, x) == ""

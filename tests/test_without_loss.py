@@ -16,7 +16,8 @@ from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks._inversion.any_loss import any_loss_share
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict import stages, without_loss
-from jaxleak.audit._verdict.questions import dimmer_images, left_by_noise
+from jaxleak.audit._verdict.copies import toned_images
+from jaxleak.audit._verdict.questions import left_by_noise
 from jaxleak.audit._verdict.verdict import ANY_LOSS, decide
 from jaxleak.audit._verdict.warnings import less_noise
 from jaxleak.audit._verdict.without_loss import as_fitted, as_stated, under_any_loss
@@ -114,16 +115,19 @@ def test_the_brightness_is_open_in_a_network_without_biases(biases):
     x, case = case_without_loss(model, variables, 2)
     fitted = under_any_loss(case)
     answer = answer_of()._replace(x=x, y=np.full(2, -1), misfit=1e-4)
-    assert dimmer_images(fitted, answer).tolist() == [not biases] * 2
+    assert toned_images(fitted, answer).tolist() == [not biases] * 2
 
 
 def test_images_whose_brightness_is_open_are_certified_but_for_it():
-    shown = answer_of(agreement=np.ones(2))._replace(undetermined=np.zeros(2, bool), dimmer=np.array([True, False]))
+    shown = answer_of(agreement=np.ones(2))._replace(undetermined=np.zeros(2, bool), toned=np.array([True, False]))
     outcome, reasons = decide([], Labels.none(OUTPUTS), shown, [], [])
     assert outcome == "leaks"
-    assert "update apart from dimmer copies of 1, whose brightness is not known, and" in reasons[0]
-    _, reasons = decide([], Labels.none(OUTPUTS), shown._replace(dimmer=np.zeros(2, bool)), [], [])
-    assert "dimmer" not in reasons[0]
+    assert (
+        "update apart from copies of 1 in other tones, whose brightness, contrast or colour is not known, and"
+        in reasons[0]
+    )
+    _, reasons = decide([], Labels.none(OUTPUTS), shown._replace(toned=np.zeros(2, bool)), [], [])
+    assert "tones" not in reasons[0]
 
 
 def test_one_program_serves_all_searches_without_the_loss():

@@ -21,7 +21,7 @@ _NOISE = 0.2
 #: Share of the way back to the answer, in SSIM, from which on a descent was on its way there.
 _RETURNING = 0.25
 #: Share of an image's numbers that the update may leave unread: a descent then leaves them exactly as they were.
-_UNREAD = 0.01
+UNREAD = 0.01
 
 
 class Rival(NamedTuple):
@@ -51,7 +51,7 @@ class Rival(NamedTuple):
         """
         returned = self.similarity - self.start_similarity >= _RETURNING * (1 - self.start_similarity)
         another = self.explains & ~(self.similarity >= RECOGNISED_ABOVE) & ~returned
-        return np.asarray(another | (self.unread > _UNREAD))
+        return np.asarray(another | (self.unread > UNREAD))
 
 
 def rival(

@@ -104,6 +104,9 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
 
     Returns:
         () in [0, number of tensors].
+
+    Raises:
+        ValueError: if `variance` is not > 0.
     """
 
     if variance is not None:

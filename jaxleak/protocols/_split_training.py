@@ -79,23 +79,14 @@ def split_training(
             columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
             at, so that `audit.run` and `audit.watch` look before they compile.
     """
-    _validate.made(BottomTopModel, "models.bottom_top", model=model)
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
     _validate.one_of(SAMPLINGS, sampling=sampling)
-    _validate.functions(loss=loss, interactive=interactive)
+    _validate.functions(loss=loss)
     _validate.optimizer(optimizer=optimizer)
     defenses = in_order(defenses)
-    for defense in defenses:
-        check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)
     by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
-    if by_example and interactive is not None:
-        raise ValueError(
-            "a defense at per_example_gradient (dp_sgd) needs gradients of single examples, which an interactive layer "
-            "(a cipher) does not give: leave one of them out"
-        )
-    if check := getattr(interactive, "check", None):
-        check(model)
+    _check_parts(model, defenses, interactive, by_example=by_example)
     shown = range(model.parties) if interactive is None else getattr(interactive, "shown", ())
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
@@ -241,3 +232,20 @@ def _update_owners(
         {"bottom": tuple(new for new, _ in bottoms), "top": top},
         {"bottom": tuple(state for _, state in bottoms), "top": top_state},
     )
+
+
+def _check_parts(
+    model: BottomTopModel, defenses: Sequence[Defense], interactive: InteractiveLayer | None, *, by_example: bool
+) -> None:
+    """Refuse a model, defenses and a layer that are of another kind or do not fit together."""
+    _validate.made(BottomTopModel, "models.bottom_top", model=model)
+    _validate.functions(interactive=interactive)
+    for defense in defenses:
+        check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)
+    if by_example and interactive is not None:
+        raise ValueError(
+            "a defense at per_example_gradient (dp_sgd) needs gradients of single examples, which an interactive layer "
+            "(a cipher) does not give: leave one of them out"
+        )
+    if check := getattr(interactive, "check", None):
+        check(model)

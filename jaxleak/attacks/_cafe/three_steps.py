@@ -249,20 +249,14 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         index = seen.index
         _check_batch(index.shape[0], num_samples)
         # The steps see the batch's rows only: a branch that takes whole tables copies them every round.
-        rows = state._replace(
-            **{name: jax.tree.map(lambda leaf: _take(leaf, index), getattr(state, name)) for name in _TABLES}
-        )
+        rows = _rows_of(state, index)
         local = seen._replace(index=jnp.arange(index.shape[0]))
         if o.loops == "single" and not o.switch:
             rows, info = all_steps(rows, local)
         else:
             rows = rows._replace(phase=phase_of(rows))
             rows, info = jax.lax.switch(rows.phase, (step_1, step_2, step_3), rows, local)
-        tables = {
-            name: jax.tree.map(lambda leaf, new: _put(leaf, index, new), getattr(state, name), getattr(rows, name))
-            for name in _TABLES
-        }
-        return rows._replace(batches=rows.batches + 1, **tables), {"phase": rows.phase, **info}
+        return _with_rows(state, rows, index)._replace(batches=rows.batches + 1), {"phase": rows.phase, **info}
 
     def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
         h = model.features(require(observation, Reads(reads.who, params=True)).params, state.data.x)
@@ -271,6 +265,22 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         return Reconstruction(state.data.x, y, score, state.seen)
 
     return Attack(init, step, reconstruct)
+
+
+def _rows_of(state: CafeState, index: jax.Array) -> CafeState:
+    """The state with the rows of these samples alone in its tables."""
+    return state._replace(
+        **{name: jax.tree.map(lambda leaf: _take(leaf, index), getattr(state, name)) for name in _TABLES}
+    )
+
+
+def _with_rows(state: CafeState, rows: CafeState, index: jax.Array) -> CafeState:
+    """The state `rows`, with its rows put into the tables of the whole state."""
+    tables = {
+        name: jax.tree.map(lambda leaf, new: _put(leaf, index, new), getattr(state, name), getattr(rows, name))
+        for name in _TABLES
+    }
+    return rows._replace(**tables)
 
 
 def _check_batch(batch_size: int, num_samples: int) -> None:

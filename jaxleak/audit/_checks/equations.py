@@ -259,9 +259,9 @@ def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
     if rank < most and head.rounding < RANK_ABOVE:
         evidence += f"; {samples} different samples would give {most}."
         held = "1 sample" if rank == 1 else f"{rank} samples"
-        cause = f"the batch holds {held}, or some of its samples are equal or fitted already"
+        cause = f"the batch holds {held}, or some samples are equal, fitted already, or of one class and one output"
         several = "--batch-size", "--local-steps", "--local-epochs"
-        return Finding(name, "suspicious", evidence, cause, (f"--batch-size {rank}",) if steps == 1 else several)
+        return Finding(name, "suspicious", evidence, cause, several[: 1 if steps == 1 else None])
     most = highest_rank(head, samples * epochs)
     return Finding(name, "passed", f"{evidence}; {samples} can give {most} at most.")
 

@@ -125,7 +125,7 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
     """What must stand first where the truth has another image than a certificate; nothing if it has not.
 
     An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
-    image whose brightness is said to be open. A copy of another certified image is one of the client's; `copied` warns
+    image whose tones are said to be open. A copy of another certified image is one of the client's; `copied` warns
     of it. Equations have an exact solution: however alike another image is, it is told, as rounding or a wrong truth.
 
     Args:
@@ -138,7 +138,7 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
         each, limit = numbers.get("similarity_each"), _WRONG_ROW
     if best is None or images is None or each is None or out_of_range(best):
         return ""
-    counted = best.shown if best.dimmer is None else best.shown & ~best.dimmer
+    counted = best.shown if best.toned is None else best.shown & ~best.toned
     shown = np.clip(best.x, 0, 1)
     off = np.abs(images - shown).max(axis=(1, 2, 3))[counted]
     name = best.measure.partition(" ")[2]  # without its article
@@ -260,14 +260,15 @@ def numbers_of(
 def conditions(case: Case) -> str:
     """What must be as stated for images that a search found.
 
+    Of a batch that is larger than stated, an image may be a blend of several of one class.
     Of several samples, soft targets mix the signals: images that are blended alike then explain the update with hard
     labels, to what nonlinear layers leave.
     """
-    stated = "the loss is"
+    stated = "the loss and the batch size are"
     if case.share.total_steps > 1:
-        stated = "the loss, the learning rate and the momentum are"
+        stated = "the loss, the batch size, the learning rate and the momentum are"
     elif case.precision.of_weights:
-        stated = "the loss and the learning rate are"
+        stated = "the loss, the batch size and the learning rate are"
     stated += " as stated"
     if case.samples > 1:
         stated += ", with labels that are neither mixed nor soft"

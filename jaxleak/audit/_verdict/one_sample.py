@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxleak import attacks, objectives
 from jaxleak._base import Attack, Batch, Observation
+from jaxleak._random_streams import stream_of
 from jaxleak._tree import named_leaves
 from jaxleak.attacks import presets
 from jaxleak.attacks._inversion.label_rules import label_of_one_sample
@@ -17,14 +18,19 @@ from jaxleak.attacks._inversion.patch_embedding import patch_embedding
 from jaxleak.attacks._inversion.peeling import CUT, Peeled, affine_solution, misfit_of_one_sample, peel
 from jaxleak.audit._checks.adam import of_one_size
 from jaxleak.audit._invert import invert
+from jaxleak.audit._random_streams import Stream
+from jaxleak.audit._received import compiled
+from jaxleak.audit._rival import UNREAD
 from jaxleak.audit._verdict.case import Case, graded, graded_inputs
 from jaxleak.audit._verdict.search import search
-from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
+from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, rounding_of, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer
 from jaxleak.audit._verdict.without_loss import as_stated, why_not
 
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
+#: Difference of two pixels that is more than rounding may leave in a closed form.
+_ANOTHER_PIXEL = 0.25
 #: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
 _SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 
@@ -69,13 +75,21 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     else:
         patches, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
         if patches.gradient_matched is not None and patches.gradient_matched.all():  # the equations of one image hold
-            image, solved = np.asarray(patches.x[:, 0]), bool(patches.answered.all())
+            image, solved = np.asarray(patches.x[:, 0]), bool(patches.answered.all()) and _reads_images(case, attack)
             yield graded(case, "patch_embedding", image, _label(case), solved=solved, **watch.spent)
-        if patches.answered.all():
-            return
+            if solved:
+                return
+            if patches.answered.all():
+                yield (
+                    "The closed form of a patch embedding proves nothing here: of random images that this network is "
+                    "given, it finds others."
+                )
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None:
         yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
+        return
+    if misfit_of_one_sample(model, seen.payload, peeled.layer) >= LAYER_MISFIT_BELOW + rounding_of(case):
+        yield "Dense layers were not peeled off: the gradient has not the form there that one sample gives."
         return
     y, x = _label(case), affine_solution(peeled)
     if x is not None:
@@ -94,6 +108,19 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if answer.finished:
         case.store.keep(PEELED, answer)
     yield answer
+
+
+def _reads_images(case: Case, attack: Attack) -> bool:
+    """Whether a closed form finds a random image from what the network makes of it.
+
+    The equations hold also of a network that covers or scales parts of the image before it reads them, as by a mask,
+    and then give what is left of it.
+    """
+    x = jax.random.uniform(stream_of(case.key, Stream.WEIGHT), (1, 1, *case.share.model.image_shape))
+    batch = Batch(x, jnp.asarray(_label(case)), jnp.arange(1))
+    seen = case.observation._replace(payload=compiled(case.share)(case.observation.params, batch))
+    found, _, _ = invert(attack, seen, case.template, key=case.key, iterations=1)
+    return bool(jnp.mean(jnp.abs(found.x - x) > _ANOTHER_PIXEL) <= UNREAD)
 
 
 def _label(case: Case) -> np.ndarray:
@@ -197,7 +224,7 @@ def _affine(case: Case, peeled: Peeled) -> Answer | None:
     spent: dict[str, Any] = watch.spent
     found = Answer(ALONE, without_rounding(np.asarray(x)[None]), np.full(1, -1), misfit, distance, solved=True, **spent)
     # A client that scales the gradients of kernel and bias by themselves scales these inputs.
-    return found._replace(dimmer=np.ones(1, bool)) if case.defended else found
+    return found._replace(toned=np.ones(1, bool)) if case.defended else found
 
 
 def _with_labels(peeled: Peeled, y: np.ndarray) -> Observation:

@@ -27,9 +27,6 @@ from jaxleak.protocols._defending import mean_of_examples
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
 #: times what rounding may have changed in them.
 _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
-#: How much of an image is left where its brightness is asked for. A tenth less would change the update of one image
-#: among many by as little as a search leaves.
-_DIMMED = 0.5
 #: The standard deviation of noise that changes an image to another one.
 _NOISE = 0.2
 #: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
@@ -166,35 +163,33 @@ def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: n
     )  # fmt: skip
 
 
-def dimmer_images(case: Case, answer: Answer) -> np.ndarray:
-    """(B,) bool: images of half the brightness whose update is explained as well.
-
-    In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient. If
-    statistics normalise what comes first, half an image has the same outputs; of batch statistics, the whole batch.
-    """
-    explained = _comparing(case, answer)
-    if explained(_DIMMED * answer.x):
-        return np.ones(len(answer.x), bool)
-    return _one_by_one(explained, answer, _DIMMED * answer.x)
-
-
 def without_weight(case: Case, answer: Answer) -> np.ndarray:
     """(B,) bool: images that count for so little that noise on one of them alone does not change the update."""
     noise = _NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
-    return _one_by_one(_comparing(case, answer), answer, np.clip(answer.x + np.asarray(noise), 0, 1))
+    others = np.clip(answer.x + np.asarray(noise), 0, 1)
+    return one_by_one(comparing(case, answer), answer, others, np.ones(len(answer.x), bool))
 
 
-def _one_by_one(explained: Callable[[np.ndarray], bool], answer: Answer, others: np.ndarray) -> np.ndarray:
-    """(B,) bool: whether the update is explained as well with the other image (B, H, W, C) in that place alone."""
+def one_by_one(
+    explained: Callable[[np.ndarray], bool], answer: Answer, others: np.ndarray, asked: np.ndarray
+) -> np.ndarray:
+    """(B,) bool: of the places that are asked for, where another image (B, H, W, C) alone explains the update as well.
+
+    Args:
+        explained: what `comparing` returns.
+        answer: the answer.
+        others: (B, H, W, C) another image for each place.
+        asked: (B,) bool.
+    """
     found = np.zeros(len(answer.x), bool)
-    for place in range(len(found)):
+    for place in np.flatnonzero(asked):
         x = answer.x.copy()
         x[place] = others[place]
         found[place] = explained(x)
     return found
 
 
-def _comparing(case: Case, answer: Answer) -> Callable[[np.ndarray], bool]:
+def comparing(case: Case, answer: Answer) -> Callable[[np.ndarray], bool]:
     """Whether images explain the update as well as an answer, and the layers below the head by themselves as well.
 
     The head may have nearly all of the update, and its gradient may hardly depend on the images.

@@ -13,9 +13,9 @@ from jaxleak.audit._agreement import agreement
 from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._verdict.case import Case, graded, misfits
+from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.questions import (
     blended,
-    dimmer_images,
     indistinct_of,
     left_below_head,
     left_by_noise,
@@ -105,10 +105,10 @@ def search(
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
-        undetermined = undetermined | without_weight(case, answer)
+        undetermined = undetermined | without_weight(case, answer) | turned_images(case, answer)
         noise = left_by_noise(case, answer)
         answer = answer._replace(
-            undetermined=undetermined, remainder=other.answer_misfit, dimmer=dimmer_images(case, answer),
+            undetermined=undetermined, remainder=other.answer_misfit, toned=toned_images(case, answer),
             noise=0.0 if noise is None else noise.of(noise.off),
         )  # fmt: skip
         answer = answer._replace(below_head=left_below_head(case, other, None if answer.lacks_noise else noise))

@@ -96,7 +96,7 @@ def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
     misfit, no_labels = float(alone.misfit), np.full(case.samples, -1)
     found = Answer(SPEAR_ALONE, without_rounding(np.asarray(alone.x)), no_labels, misfit, misfit**2 / 2, solved=True)
     # A change of the update after it was computed may be one of the bias's gradient, which tells the brightness.
-    return found._replace(dimmer=np.asarray(alone.dimmer)) if case.defended else found
+    return found._replace(toned=np.asarray(alone.dimmer)) if case.defended else found
 
 
 def _unsolved(case: Case, state: SpearState, seconds: float) -> str:

@@ -19,7 +19,7 @@ from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.checkpoint import Checkpoints
 
 _ELSEWHERE = "choose another folder, or start over with fresh=True (--fresh)"
-_ARRAYS = ("x", "y", "agreement", "undetermined", "dimmer")
+_ARRAYS = ("x", "y", "agreement", "undetermined", "toned")
 #: What a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
 _DAMAGED = (
     ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, MemoryError, NotImplementedError,

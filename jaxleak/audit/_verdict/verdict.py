@@ -117,7 +117,7 @@ class Answer(NamedTuple):
     allowed: float | None = None  # the most that may remain where no other loss explains more; None: not asked
     below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
     beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
-    dimmer: np.ndarray | None = None  # (B,) bool, whether half as bright it explains the update as well; None as above
+    toned: np.ndarray | None = None  # (B,) bool, whether in other tones it explains the update as well; None as above
 
     @property
     def kind(self) -> str:
@@ -318,12 +318,16 @@ def decide(
         distance = max(best.cosine_distance, 0.0)
         near = f"below {_ROUNDING:.0e}" if distance < _ROUNDING else f"of {distance:.1e}"
         whose = _COMPARED.get(best.kind, "the answer's gradient")
-        if best.dimmer is not None and (best.dimmer & best.shown).any():
-            alone += f" apart from dimmer copies of {(best.dimmer & best.shown).sum()}, whose brightness is not known"
+        if best.toned is not None and (best.toned & best.shown).any():
+            count = (best.toned & best.shown).sum()
+            alone += f" apart from copies of {count} in other tones, whose brightness, contrast or colour is not known"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
-        # Behind one output, the gradient of a blend of several samples has the form of one sample's.
-        granted = ", if the update is one sample's, as stated" if best.kind == ALONE else granted
+        # Samples of one class may have proportional gradients in a layer, whose sum is that of a blend of them.
+        if not granted and total == 1:
+            granted = ", if the update is one sample's, as stated"
+        elif best.kind == ANY_LOSS:
+            granted = ", if the batch size is as stated"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."
