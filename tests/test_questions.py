@@ -17,7 +17,8 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import without_loss
 from jaxleak.audit._verdict.copies import toned_images, turned_images
-from jaxleak.audit._verdict.one_sample import _inputs_alone
+from jaxleak.audit._verdict.judgement import told
+from jaxleak.audit._verdict.one_sample import _inputs_alone, not_of_one_sample
 from jaxleak.audit._verdict.questions import comparing, one_by_one, without_weight
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
@@ -108,6 +109,17 @@ def test_an_image_whose_mirror_image_has_the_same_update_is_not_determined(turn)
     x = images(2)
     case, answer = case_at(_Seen((_own, lambda x: x[:, :, ::-1])), (x + x[:, :, ::-1]) / 2, [0, 1])
     assert turned_images(case, answer).tolist() == [False, False]
+
+
+def test_two_images_that_are_stated_as_one_are_no_outer_product():
+    for count, labels in ((1, [1]), (2, [1, 1]), (2, [0, 1])):
+        case, answer = case_at(_Seen((_own,)), images(count), labels)
+        why = not_of_one_sample(case._replace(samples=1, defended=False))
+        assert bool(why) == (count == 2)
+        assert not not_of_one_sample(case._replace(samples=2, defended=False))
+        found = answer._replace(agreement=np.ones(count), x=images(count), contradicted=why)
+        assert found.shown.all() == (count == 1)
+        assert ("has not the form that one sample gives" in told(found)) == (count == 2)
 
 
 def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below():

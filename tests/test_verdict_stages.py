@@ -184,7 +184,8 @@ class TestStages:
     ):
         tried = []
         monkeypatch.setattr(stages, "_gradient_matching", lambda case, names, **_: tried.append(names) or iter(answers))
-        monkeypatch.setattr(stages, "_row_space", lambda case: iter(["row spaces"]))
+        monkeypatch.setattr(stages, "_row_space", lambda case, contradicted: iter(["row spaces"]))
+        monkeypatch.setattr(stages, "not_of_one_sample", lambda case: "")
         monkeypatch.setattr(stages, "equations", lambda case: iter(()))
         monkeypatch.setattr(stages, "with_read_label", lambda case: (case, []))
         for name in ("_label_rule", "why_not", "distance_of_truth"):
@@ -249,17 +250,20 @@ class TestStages:
     def test_what_is_certain_is_searched_for_briefly_and_row_spaces_come_last(self, monkeypatch, closed, matched, ran):
         seen = []
 
-        def matching(case, names, *, briefly):
+        def matching(case, names, *, briefly, contradicted):
+            assert contradicted == "shown"
             seen.append("briefly" if briefly else "at length")
             yield from matched
 
-        def row_space(case):
+        def row_space(case, contradicted):
+            assert contradicted == "shown"
             seen.append("row space")
             yield "row space"
 
         monkeypatch.setattr(one_sample, "_closed_forms", lambda case: iter(closed))
         monkeypatch.setattr(stages, "_gradient_matching", matching)
         monkeypatch.setattr(stages, "_row_space", row_space)
+        monkeypatch.setattr(stages, "not_of_one_sample", lambda case: "shown")
         monkeypatch.setattr(stages, "with_read_label", lambda case: (case, []))
         monkeypatch.setattr(stages, "_label_rule", lambda case: "calibrated")
         share, known = SimpleNamespace(total_steps=1), {"loss_known": True}
@@ -297,10 +301,10 @@ class TestStages:
         model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
         fields = {"share": SimpleNamespace(model=model), "store": SimpleNamespace(left=left)}
         fields["observation"] = SimpleNamespace(labels=None)
-        found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED)))
+        found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED), ""))
         assert len(found) == (said is not None)
         assert not found or said in found[0]
-        adam = list(stages._row_space(SimpleNamespace(**fields, received=SimpleNamespace(undone="a step"))))
+        adam = list(stages._row_space(SimpleNamespace(**fields, received=SimpleNamespace(undone="a step")), ""))
         assert [text for text in adam if "a step of Adam was sent" in text] == adam
         assert len(adam) == batch_norm
 

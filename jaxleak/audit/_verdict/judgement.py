@@ -299,6 +299,7 @@ def told(answer: Answer) -> str:
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
             "that the starts may agree on what the prior prefers"
         )
+    agreement += f". {answer.contradicted}" if answer.contradicted else ""
     if counted is not None and not answer.finished:
         agreement += ", which certifies nothing before the search has ended"
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""

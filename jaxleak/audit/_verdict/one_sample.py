@@ -62,6 +62,22 @@ def _not_of_one_sample(case: Case) -> str:
     return "the client took several steps" if case.share.total_steps > 1 else ""
 
 
+def not_of_one_sample(case: Case) -> str:
+    """What shows that more than the one sample that is stated are behind an update; nothing where nothing does.
+
+    The gradient of a dense layer is an outer product for one sample, whatever the loss and the layers above.
+    """
+    if _not_of_one_sample(case) or case.defended:
+        return ""
+    model, seen = case.share.model, case.observation
+    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
+    if peeled is None:
+        return ""
+    if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW + rounding_of(case):
+        return ""
+    return f"The gradient of {peeled.layer} has not the form that one sample gives, so that nothing is certified as one"
+
+
 def _closed_forms(case: Case) -> Iterator[Answer | str]:
     model, seen, watch = case.share.model, case.observation, Stopwatch()
     if not model.head and seen.labels is None:
@@ -88,7 +104,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if peeled is None:
         yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
         return
-    if misfit_of_one_sample(model, seen.payload, peeled.layer) >= LAYER_MISFIT_BELOW + rounding_of(case):
+    if not_of_one_sample(case):
         yield "Dense layers were not peeled off: the gradient has not the form there that one sample gives."
         return
     y, x = _label(case), affine_solution(peeled)

@@ -13,7 +13,7 @@ from jaxleak.attacks._inversion.label_rules import rule_of_one_sample
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._verdict.case import WITHIN_BOUNDS_BELOW, Case
 from jaxleak.audit._verdict.class_label import with_read_label
-from jaxleak.audit._verdict.one_sample import equations, whatever_the_loss
+from jaxleak.audit._verdict.one_sample import equations, not_of_one_sample, whatever_the_loss
 from jaxleak.audit._verdict.questions import distance_of_truth
 from jaxleak.audit._verdict.search import search
 from jaxleak.audit._verdict.verdict import (
@@ -58,16 +58,17 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         return
     if _label_rule(case) == "joint":
         yield _JOINT
+    contradicted = not_of_one_sample(case)
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
     searched: list[Answer] = []
-    for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain):
+    for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain, contradicted=contradicted):
         if isinstance(found, Answer):
             certain = certain or bool(found.shown.all())
             searched.append(found)
         yield found
     if not certain:
         explained = any(answer.matched for answer in searched)
-        for found in _row_space(case):
+        for found in _row_space(case, contradicted):
             explained = explained or (isinstance(found, Answer) and found.matched)
             yield found
         if not explained:
@@ -165,7 +166,9 @@ def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, b
     return attacks.inversion(model, share, settings, batch_size=batch_size)
 
 
-def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
+def _gradient_matching(
+    case: Case, names: tuple[str, ...], *, briefly: bool = False, contradicted: str = ""
+) -> Iterator[Answer | str]:
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
     An attacker who knows a defense may ignore it, and finds more that way behind little noise. Where another loss
@@ -176,6 +179,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         case: the audited update.
         names: the attackers.
         briefly: whether the short searches are all.
+        contradicted: what shows that the client did not do what it states, as of `Answer`.
     """
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
@@ -183,7 +187,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
-            return stored, stored.seconds / max(stored.iterations, 1)
+            return stored._replace(contradicted=contradicted), stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
         inversion: Callable[..., Attack] = attacks.inversion if name == _INFORMED else _inversion
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
@@ -195,7 +199,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
             answer = as_fitted(compared_as, answer)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
-        return answer, pace
+        return None if answer is None else answer._replace(contradicted=contradicted), pace
 
     short: list[tuple[Answer, str, float]] = []
     attackers = list(names)
@@ -280,7 +284,7 @@ def _agreeing(answer: Answer) -> str:
     )
 
 
-def _row_space(case: Case) -> Iterator[Answer | str]:
+def _row_space(case: Case, contradicted: str) -> Iterator[Answer | str]:
     """For networks with normalisation, whose gradients lead nowhere from afar."""
     model = case.share.model
     if not model.has_batch_norm:
@@ -307,4 +311,4 @@ def _row_space(case: Case) -> Iterator[Answer | str]:
     if answer is not None:
         if answer.finished:
             case.store.keep("row_space", answer)
-        yield answer
+        yield answer._replace(contradicted=contradicted)

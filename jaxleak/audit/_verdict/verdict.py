@@ -117,6 +117,7 @@ class Answer(NamedTuple):
     allowed: float | None = None  # the most that may remain where no other loss explains more; None: not asked
     below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
     beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
+    contradicted: str = ""  # what of the update contradicts the client's statement, in a sentence; nothing is certified
     toned: np.ndarray | None = None  # (B,) bool, whether in other tones it explains the update as well; None as above
 
     @property
@@ -176,7 +177,7 @@ class Answer(NamedTuple):
     @property
     def shown(self) -> np.ndarray:
         """(B,) bool: images that have a certificate which needs no truth."""
-        if not self.matched or not self.determined or not self.explained:
+        if self.contradicted or not self.matched or not self.determined or not self.explained:
             return np.zeros(len(self.x), bool)
         if self.solved:
             return np.ones(len(self.x), bool)
