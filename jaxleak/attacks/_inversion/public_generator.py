@@ -5,7 +5,6 @@ them: whoever runs the attack passes them in here, says where they come from, an
 the victim's. Nothing in this module sees a payload, a label, or private data.
 """
 
-import functools
 import math
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
+from jaxleak._jitted import jitted_for_few
 from jaxleak.models import conv2d
 
 #: Sides in pixels that the architecture is made for.
@@ -162,7 +162,7 @@ def train_generator(
     return PublicGenerator(params, mean, scale, x.shape[1:], channels, np.asarray(losses))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6, 7, 8))
+@jitted_for_few(2, 3, 4, 5, 6, 7, 8)
 def _train(
     key: jax.Array,
     images: jax.Array,

@@ -1,6 +1,5 @@
 """Dense networks from a step's record to labels or features, trained on steps that are gathered as they are needed."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxleak._base import PyTree
+from jaxleak._jitted import jitted_for_few
 
 #: Standardised inputs are cut here: what hardly varied in the shadow run may be far off in the real one.
 _CLIP = 5.0
@@ -117,7 +117,7 @@ def _range_of(targets: jax.Array, weights: jax.Array | None) -> jax.Array:
     return jnp.stack([jnp.minimum(learned.min(axis=(0, 1)), 0.0), jnp.maximum(learned.max(axis=(0, 1)), 1.0)])
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7, 8, 9))
+@jitted_for_few(3, 4, 5, 6, 7, 8, 9)
 def _train(
     key: jax.Array,
     steps: PyTree,
