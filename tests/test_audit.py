@@ -14,6 +14,7 @@ from jaxleak import attacks, audit, models, protocols, threats
 from jaxleak._base import Attack, Batch, Observation, Protocol, ProtocolState, Reconstruction, Transcript
 from jaxleak.attacks import aggregated, presets
 from jaxleak.audit import _invert
+from jaxleak.audit._invert import _even
 from jaxleak.audit._restarts import trial_keys
 from jaxleak.checkpoint import Checkpoints, ConfigMismatchError
 
@@ -107,6 +108,12 @@ def test_executors_agree(uninterrupted, executor):
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_a_chunks_length_changes_no_bit(uninterrupted, chunk):
     chex.assert_trees_all_equal(_run(chunk=chunk), uninterrupted)
+
+
+def test_chunks_are_of_one_length_where_a_little_shorter_ones_fit():
+    assert [_even(*sizes) for sizes in ((4250, 100), (400, 100), (97, 100), (5, 2), (101, 100), (0, 100))] == [
+        85, 100, 97, 2, 100, 100,
+    ]  # fmt: skip
 
 
 def test_a_chunks_length_changes_no_bit_of_a_real_attack():

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from jaxleak.audit._rounds import template_of
 from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
+
+#: The shortest chunk that is taken in the place of another one, as a share of it.
+_NEARLY = 0.8
 
 #: The number of attacks whose compiled programs are kept. An audit of one update runs fewer.
 KEPT = 32
@@ -61,7 +65,8 @@ def invert(
         key: the attack's randomness.
         iterations: total, counted from the attack's start; None runs the attack's own, which is also the most that its
             schedules reach. A run of fewer is logged as cut short.
-        chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks.
+        chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks. A length from 0.8
+            times this one that divides the iterations is taken instead, where there is one.
         restarts: independent trials, vmapped, the first of which is that of `restarts=1`; of every sample the one with
             the lowest `score` is returned. Gradient inversions have one score for all samples, the distance to the
             update without priors, so that one trial is returned whole.
@@ -140,6 +145,7 @@ def invert(
         raise ValueError(f"iterations must be at least the {first} that the checkpoint has done, got {iterations}")
     if first == iterations:
         _log.warning("nothing is left to do: the answer is that of the checkpoint of iteration %d", first)
+    chunk = _even(iterations - first, chunk)
     if first < iterations and executor == "scan":
         lowered = loop.scan.lower(state, observation, key, min(chunk, iterations - first))
     elif first < iterations and executor == "step":
@@ -150,6 +156,12 @@ def invert(
         _log.warning(line)
     answers = ends.answers(state.attack, observation)
     return (answers if restarts == 1 else best_restart(answers)), state, infos
+
+
+def _even(iterations: int, chunk: int) -> int:
+    """A chunk nearly as long that divides the iterations, where there is one: a remainder compiles once more."""
+    shorter = range(min(chunk, iterations), math.ceil(_NEARLY * chunk) - 1, -1)
+    return next((length for length in shorter if iterations % length == 0), chunk)
 
 
 def _check_kinds(attack: Any, observation: Any, template: Any, key: Any) -> None:
