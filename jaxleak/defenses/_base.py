@@ -70,7 +70,7 @@ class Defense(_Fields):
     one_step: the payload must be the gradient of a single local step, which the defense computes anew or takes a step
         of another optimizer with; protocols refuse it for several.
     mechanism: what an attacker who knows the defense can tell about a payload, which `jaxleak.attacks.adaptive` reads.
-        None if no attack on a client's update is known that makes use of it.
+        None if no attack here makes use of such knowledge.
     num_classes: C of the labels that the transform is made for, which a protocol refuses if its model has another
         number; None if it does not depend on it.
     """

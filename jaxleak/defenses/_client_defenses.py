@@ -33,18 +33,29 @@ _EPSILONS = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1)
 
 
 class ClientDefense(NamedTuple):
-    """A defense of one client's upload as a function of one number, its strength."""
+    """A defense of one client's upload as a function of one number, its strength.
 
-    build: Callable[[float], Defense]  # raises `ValueError` on a strength out of range
-    strengths: tuple[float, ...]  # weakest first; what the papers print, where they do
-    unit: str  # what the number is
-    # A clip C > 0 and a noise multiplier >= 0, where it has both. Then the number is the papers' shorthand epsilon, at
-    # `SHORTHAND_DELTA`, and C is 1.
+    Attributes:
+        build: makes the defense of a strength; raises `ValueError` on one out of range.
+        strengths: those of a sweep, the weakest first; what the papers print, where they do.
+        unit: what the number is.
+        clipping: makes it of a clip C > 0 and a noise multiplier >= 0, where it has both. Then the number is the
+            papers' shorthand epsilon, at `SHORTHAND_DELTA`, and C is 1.
+        memory: whether a client's upload depends on its uploads before. It changes no defense: one with a state has a
+            memory in any case.
+        neighbours: other clients whose uploads the defense needs.
+        of_rate: whether the number is the client's own learning rate.
+        interpretation: where the algorithm is not, or not only, the published one.
+    """
+
+    build: Callable[[float], Defense]
+    strengths: tuple[float, ...]
+    unit: str
     clipping: Callable[[float, float], Defense] | None = None
-    memory: bool = False  # a client's upload depends on its uploads before
-    neighbours: int = 0  # other clients whose uploads the defense needs
-    of_rate: bool = False  # the number is the client's own learning rate
-    interpretation: str = ""  # where the algorithm is not, or not only, the published one
+    memory: bool = False
+    neighbours: int = 0
+    of_rate: bool = False
+    interpretation: str = ""
 
     @property
     def private(self) -> bool:

@@ -11,11 +11,15 @@ import jax
 
 
 class Replayed(NamedTuple):
-    """The transform needs nothing but the payload, so that anybody can run it on a payload of their own."""
+    """The transform needs nothing but the payload, so that anybody can run it on a payload of their own.
 
-    random: bool = False  # whether it draws numbers, which then differ from the client's
-    # Where it rounds every entry to a grid that reaches to the tensor's largest magnitude, and does nothing else: the
-    # grid's steps on either side of zero, > 0.
+    Attributes:
+        random: whether it draws numbers, which then differ from the client's.
+        grid: where it rounds every entry to a grid that reaches to the tensor's largest magnitude, and does nothing
+            else, the grid's steps on either side of zero, > 0; None elsewhere.
+    """
+
+    random: bool = False
     grid: int | None = None
 
 
@@ -30,10 +34,15 @@ class Recomputed(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """The payload is clipped before anything else happens to it."""
+    """The payload is clipped before anything else happens to it.
 
-    norm: float  # > 0, the largest Euclidean norm over all leaves
-    examples: bool = False  # whether every example's gradient is clipped, instead of the whole payload
+    Attributes:
+        norm: the largest Euclidean norm over all leaves, > 0.
+        examples: whether every example's gradient is clipped, instead of the whole payload.
+    """
+
+    norm: float
+    examples: bool = False
 
 
 class AdamStep(NamedTuple):
@@ -49,11 +58,17 @@ class AdamStep(NamedTuple):
 
 
 class GaussianNoise(NamedTuple):
-    """Every entry gets Gaussian noise of the same standard deviation."""
+    """Every entry gets Gaussian noise of the same standard deviation.
 
-    deviation: float  # > 0, in round 0
-    decay: float = 1.0  # factor of the deviation per round, in (0, 1]
-    of_sum: bool = False  # whether it is added to the sum over the batch, of which the payload is the mean
+    Attributes:
+        deviation: the standard deviation in round 0, > 0.
+        decay: factor of the deviation per round, in (0, 1].
+        of_sum: whether it is added to the sum over the batch, of which the payload is the mean.
+    """
+
+    deviation: float
+    decay: float = 1.0
+    of_sum: bool = False
 
 
 class LaplaceNoise(NamedTuple):

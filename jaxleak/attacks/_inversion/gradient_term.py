@@ -56,11 +56,16 @@ def _checked(distance: Distance, model: Classifier) -> None:
 
 
 class Gradients(NamedTuple):
-    """Compare whole gradients or updates, or the entries that a selection picks."""
+    """Compare whole gradients or updates, or the entries that a selection picks.
+
+    Attributes:
+        distance: `(observed, simulated) -> ()`, see `jaxleak.objectives`.
+        selection: which entries are compared; None compares all.
+        undone: where the payload is no gradient, what is known of the gradient before it; None compares the payload.
+    """
 
     distance: Distance
-    selection: Selection | None = None  # which entries are compared; None compares all
-    # Where the payload is no gradient, what is known of the gradient before it; None compares the payload itself.
+    selection: Selection | None = None
     undone: Undone | None = None
 
     @property
