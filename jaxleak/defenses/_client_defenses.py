@@ -37,7 +37,7 @@ class ClientDefense(NamedTuple):
 
     Attributes:
         build: makes the defense of a strength; raises `ValueError` on one out of range.
-        strengths: those of a sweep, the weakest first; what the papers print, where they do.
+        strengths: the values of a sweep, the weakest first; what the papers print, where they do.
         unit: what the number is.
         clipping: makes it of a clip C > 0 and a noise multiplier >= 0, where it has both. Then the number is the
             papers' shorthand epsilon, at `SHORTHAND_DELTA`, and C is 1.
