@@ -1,6 +1,7 @@
 """Noise that is independent, proportional to magnitudes, or cancels between clients."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,7 @@ def gaussian_noise(scale: float, *, place: str = "payload") -> Defense:
     Raises:
         ValueError: on a scale out of range or an unknown place.
     """
-    _validate.non_negative(scale=scale)
-    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
-    mechanism = Mechanism(noise=GaussianNoise(scale) if scale else None) if place == "payload" else None
-    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.normal(key, leaf.shape), mechanism=mechanism)
+    return _added(scale, place, jax.random.normal, GaussianNoise)
 
 
 def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
@@ -45,10 +43,7 @@ def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
     Raises:
         ValueError: on a scale out of range or an unknown place.
     """
-    _validate.non_negative(scale=scale)
-    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
-    mechanism = Mechanism(noise=LaplaceNoise(scale) if scale else None) if place == "payload" else None
-    return per_leaf(place, lambda key, leaf: leaf + scale * jax.random.laplace(key, leaf.shape), mechanism=mechanism)
+    return _added(scale, place, jax.random.laplace, LaplaceNoise)
 
 
 def magnitude_noise(scale: float) -> Defense:
@@ -104,3 +99,16 @@ def cancelling_noise(scale: float, clients: int) -> Defense:
 
 def _proportional(key: jax.Array, leaf: jax.Array, scale: float) -> jax.Array:
     return scale * jnp.abs(leaf) * jax.random.normal(key, leaf.shape)
+
+
+def _added(
+    scale: float,
+    place: str,
+    draw: Callable[[jax.Array, tuple[int, ...]], jax.Array],
+    noise: type[GaussianNoise] | type[LaplaceNoise],
+) -> Defense:
+    """Independent noise of one scale in every entry; at the split places no attack is known that knows it."""
+    _validate.non_negative(scale=scale)
+    _validate.one_of(("payload", *SPLIT_PLACES), place=place)
+    mechanism = Mechanism(noise=noise(scale) if scale else None) if place == "payload" else None
+    return per_leaf(place, lambda key, leaf: leaf + scale * draw(key, leaf.shape), mechanism=mechanism)
