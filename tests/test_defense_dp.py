@@ -15,10 +15,10 @@ from jaxleak.defenses import (
     CLIENT_DEFENSES,
     SHORTHAND_DELTA,
     adaptive_dp_sgd,
+    classical_noise_multiplier,
     dp_sgd,
     epsilon_of,
     epsilon_of_schedule,
-    noise_multiplier_for,
     noise_multiplier_of,
     noise_multiplier_shorthand,
     true_epsilon,
@@ -184,7 +184,7 @@ def test_a_constant_schedule_is_no_schedule_and_decay_costs():
 
 def test_the_shorthand_of_the_papers_is_no_accounting():
     assert noise_multiplier_shorthand(100.0, 1e-5) == pytest.approx(np.sqrt(2 * np.log(1e5)) / 100)
-    assert noise_multiplier_for(0.5, 1e-5) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) / 0.5)
+    assert classical_noise_multiplier(0.5, 1e-5) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) / 0.5)
     shorthand = noise_multiplier_shorthand(1.0, 1e-5)
     assert epsilon_of(noise_multiplier=shorthand, sampling_rate=1, steps=100, delta=1e-5) > 10
 

@@ -13,6 +13,7 @@ from jaxleak.defenses import (
     Defense,
     bits_on_the_wire,
     chain,
+    classical_noise_multiplier,
     client_defense,
     clipped_gaussian,
     composed,
@@ -23,7 +24,6 @@ from jaxleak.defenses import (
     guardian,
     laplace_noise,
     magnitude_noise,
-    noise_multiplier_for,
     noise_multiplier_shorthand,
     outpost,
     per_leaf,
@@ -353,7 +353,7 @@ def test_a_mechanism_is_what_others_can_tell():
 
 
 def test_the_noise_multiplier_is_the_classical_one():
-    assert noise_multiplier_for(0.5, 1e-5) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) / 0.5, rel=1e-6)
+    assert classical_noise_multiplier(0.5, 1e-5) == pytest.approx(np.sqrt(2 * np.log(1.25e5)) / 0.5, rel=1e-6)
 
 
 def test_values_out_of_range_are_refused():
@@ -367,9 +367,9 @@ def test_values_out_of_range_are_refused():
         (fake_gradients, {"scale": "leaf"}, "scale must be one of"),
         (fake_gradients, {"threshold": float("nan")}, "threshold must be > 0, got nan"),
         (fake_gradients, {"max_redraws": -1}, "max_redraws must be >= 0"),
-        (noise_multiplier_for, {"epsilon": 0, "delta": 1e-5}, "epsilon must be > 0"),
-        (noise_multiplier_for, {"epsilon": 1, "delta": 1}, "delta must be < 1, got 1"),
-        (noise_multiplier_for, {"epsilon": 1, "delta": 0}, "delta must be > 0"),
+        (classical_noise_multiplier, {"epsilon": 0, "delta": 1e-5}, "epsilon must be > 0"),
+        (classical_noise_multiplier, {"epsilon": 1, "delta": 1}, "delta must be < 1, got 1"),
+        (classical_noise_multiplier, {"epsilon": 1, "delta": 0}, "delta must be > 0"),
     ):
         with pytest.raises(ValueError, match=match):
             build(**options)

@@ -65,7 +65,7 @@ def test_fake_gradients_by_name(name):
 
 
 def test_differential_privacy_by_name_has_the_papers_clip_and_delta_and_noise_for_the_sum():
-    expected = defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(2.0, 1e-5) / 40).apply(KEY, PAYLOAD)
+    expected = defenses.clipped_gaussian(3.0, defenses.classical_noise_multiplier(2.0, 1e-5) / 40).apply(KEY, PAYLOAD)
     chex.assert_trees_all_close(runs.defense_named("dp-2", batch_size=40).apply(KEY, PAYLOAD), expected)
     assert runs.defense_named("none", batch_size=40) is None
 

@@ -2,9 +2,9 @@
 
 from jaxleak.defenses import mechanisms
 from jaxleak.defenses._accounting import (
+    classical_noise_multiplier,
     epsilon_of,
     epsilon_of_schedule,
-    noise_multiplier_for,
     noise_multiplier_of,
     noise_multiplier_shorthand,
 )
@@ -69,7 +69,7 @@ __all__ = [
     "magnitude_noise",
     "marvell",
     "mechanisms",
-    "noise_multiplier_for",
+    "classical_noise_multiplier",
     "noise_multiplier_of",
     "noise_multiplier_shorthand",
     "outpost",

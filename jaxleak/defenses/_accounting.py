@@ -123,7 +123,7 @@ def epsilon_of_schedule(
     return float(accountant.get_epsilon(delta))
 
 
-def noise_multiplier_for(epsilon: float, delta: float) -> float:
+def classical_noise_multiplier(epsilon: float, delta: float) -> float:
     """sqrt(2 log(1.25 / delta)) / epsilon, the classical Gaussian mechanism (Dwork and Roth 2014, Theorem A.1).
 
     For one release. The theorem needs epsilon < 1; beyond, the same formula is used as the papers do, without its

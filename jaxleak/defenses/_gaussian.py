@@ -12,7 +12,7 @@ def clipped_gaussian(clip: float = 3.0, noise_multiplier: float = 1.0) -> Defens
     """Clip the payload to norm `clip`, then add Gaussian noise of standard deviation `noise_multiplier * clip`.
 
     This protects the aggregated gradient of a batch, not single examples; it carries an (epsilon, delta) only for the
-    release of whole payloads. `noise_multiplier_for` gives the multiplier of the classical Gaussian mechanism, and
+    release of whole payloads. `classical_noise_multiplier` gives that of the classical Gaussian mechanism, and
     `dp_sgd` protects single examples.
 
     Args:

@@ -56,7 +56,7 @@ class Pool(NamedTuple):
         return moved(pooled.reshape(*others, *pooled.shape[1:]), inverse(self.axes))
 
 
-def pool_of(step: Step, facts: Facts) -> Pool | str:
+def pool_of(step: Step) -> Pool | str:
     """The max-pool of a `reduce_window_max`, or why it stays as it is."""
     p = step.params
     if set(p["base_dilation"]) != {1} or set(p["window_dilation"]) != {1}:

@@ -74,7 +74,7 @@ class Plan:
         """A rule for a kink; True if its output is an activation."""
         facts, out = self.facts, step.outputs[0] if step.outputs else -1
         if step.name == "reduce_window_max" and facts.counts(out):
-            pool = kinks.pool_of(step, facts)
+            pool = kinks.pool_of(step)
             if isinstance(pool, str):
                 self.exact.append(pool)
             else:

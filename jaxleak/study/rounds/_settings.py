@@ -108,6 +108,6 @@ def defense_named(name: str, *, batch_size: int) -> defenses.Defense | None:
         return None
     if name.startswith("dp-"):
         epsilon = float(name.removeprefix("dp-"))
-        return defenses.clipped_gaussian(3.0, defenses.noise_multiplier_for(epsilon, 1e-5) / batch_size)
+        return defenses.clipped_gaussian(3.0, defenses.classical_noise_multiplier(epsilon, 1e-5) / batch_size)
     # With millions of entries, sorted noise hardly varies between draws, so a pool of one replaces the paper's 1000.
     return defenses.fake_gradients(pool_size=1, **FAKE[name])
