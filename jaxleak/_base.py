@@ -133,14 +133,14 @@ class Attack(NamedTuple):
     reconstruct: `(state, observation) -> Reconstruction`. `jaxleak.audit.invert` traces it. An attack on many rounds
         that solves in closed form, or by a solver of its own, may do it here in NumPy.
     iterations: how many steps its schedules are made for, or None where there are none.
-    settings: what it was made of besides, which binds the checkpoints of `jaxleak.audit.invert`; None binds nothing.
+    made_of: a digest of what it was made of, which binds the checkpoints of `jaxleak.audit.invert`; None binds nothing.
     """
 
     init: InitFn
     step: StepFn
     reconstruct: ReconstructFn
     iterations: int | None = None
-    settings: Any = None
+    made_of: str | None = None
 
 
 class ProtocolState(NamedTuple):

@@ -58,7 +58,7 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
     if isinstance(value, list | tuple):
         return [within(entry) for entry in value]
     if hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__"):
-        return within(value.item()) if value.shape == () else _sketch(value) if coarse else fingerprint(value)
+        return _of_array(value, coarse)
     if isinstance(value, functools.partial):
         return within([value.func, value.args, value.keywords])
     inner = functools.partial(described, inside=(*inside, id(value)), coarse=coarse)
@@ -98,8 +98,16 @@ def _type_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _sketch(array: Any) -> list[Any]:
-    """The shape and the norm of an array."""
+def _of_array(array: Any, coarse: bool) -> Any:
+    """A number as it is, and of an array its fingerprint, or its shape and its norm."""
+    import jax  # for typed keys alone
+
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    if array.shape == ():
+        return described(array.item(), coarse=coarse)
+    if not coarse or array.dtype.kind not in "biufc":
+        return fingerprint(array)
     return [list(array.shape), f"{np.linalg.norm(np.asarray(array, np.float64)):.3g}"]
 
 

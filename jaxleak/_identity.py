@@ -21,11 +21,9 @@ def of_key(key: jax.Array) -> str:
     return hashlib.sha256(repr(np.asarray(_without_type(key)).tolist()).encode()).hexdigest()
 
 
-def of_settings(settings: Any) -> str | None:
-    """A digest of what an attack was made of, without the last digits of numbers; None of nothing."""
-    if settings is None:
-        return None
-    described = json.dumps(_configuration.described(list(settings), coarse=True))
+def digest_of(settings: Any) -> str:
+    """A digest of what an attack was made of, without the last digits of numbers."""
+    described = json.dumps(_configuration.described(settings, (id(settings),), coarse=True))
     return hashlib.sha256(described.encode()).hexdigest()
 
 

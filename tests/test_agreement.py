@@ -161,6 +161,7 @@ def test_rivals_are_asked_for_where_a_gradient_is_matched():
     """One image behind an MLP, which a short search matches, and its update leaves nothing open."""
     case = Case(data="digits", model="mlp", pool=8, batch_size=1, iterations=150, restarts=2, labels="given")
     outcome = attack(case, 0)
+    assert outcome.scores["cosine_distance"] < outcome.scores["cosine_distance_random"] < 2  # what has found nothing
     assert outcome.scores["gradient_matched"] == 1
     assert outcome.second.undetermined.shape == (1,)
     assert outcome.scores["undetermined"] == outcome.second.undetermined.mean()

@@ -14,6 +14,7 @@ from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak.audit._checks.contents import _weights
 from jaxleak.audit._checks.head import _reads_positive
 from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import without_loss
 from jaxleak.audit._verdict.copies import toned_images, turned_images
@@ -23,6 +24,8 @@ from jaxleak.audit._verdict.questions import comparing, one_by_one, without_weig
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)
+#: All images of an answer.
+ALL = np.ones(2, bool)
 
 
 def case_at(net, x, y, change=lambda variables: variables):
@@ -48,7 +51,7 @@ def test_batch_statistics_leave_the_brightness_of_the_batch_open():
     small = {"channels": (4,), "strides": (2,)}
     for batch_norm in (True, False):
         case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=batch_norm, **small), images(2), [0, 1])
-        assert toned_images(case, answer).tolist() == [batch_norm] * 2
+        assert toned_images(case, answer, ALL).tolist() == [batch_norm] * 2
 
 
 def test_statistics_of_each_image_leave_the_brightness_of_each_open():
@@ -61,7 +64,7 @@ def test_statistics_of_each_image_leave_the_brightness_of_each_open():
 
     case, answer = case_at(Normalised(), images(2), [0, 1])
     assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [True, True]
-    assert toned_images(case, answer).tolist() == [True, True]
+    assert toned_images(case, answer, ALL).tolist() == [True, True]
     # Of batch statistics one image of the batch alone has no brightness of its own.
     case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=True, channels=(4,), strides=(2,)), images(2), [0, 1])
     assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [False, False]
@@ -94,7 +97,7 @@ def _own(x):
 def test_a_mean_that_is_taken_off_leaves_the_tones_open(seen, room):
     x = room / 2 + (1 - room) * images(2)
     case, answer = case_at(_Seen((seen,)), x.astype(np.float32), [0, 1])
-    assert toned_images(case, answer).tolist() == [seen is not _own] * 2
+    assert toned_images(case, answer, ALL).tolist() == [seen is not _own] * 2
 
 
 @pytest.mark.parametrize(
@@ -102,13 +105,13 @@ def test_a_mean_that_is_taken_off_leaves_the_tones_open(seen, room):
 )
 def test_an_image_whose_mirror_image_has_the_same_update_is_not_determined(turn):
     case, answer = case_at(_Seen((_own, turn)), images(2), [0, 1])
-    assert turned_images(case, answer).tolist() == [True, True]
+    assert turned_images(case, answer, ALL).tolist() == [True, True]
     case, answer = case_at(_Seen((_own,)), images(2), [0, 1])
-    assert turned_images(case, answer).tolist() == [False, False]
+    assert turned_images(case, answer, ALL).tolist() == [False, False]
     # An image that is its own mirror image has no other one.
     x = images(2)
     case, answer = case_at(_Seen((_own, lambda x: x[:, :, ::-1])), (x + x[:, :, ::-1]) / 2, [0, 1])
-    assert turned_images(case, answer).tolist() == [False, False]
+    assert turned_images(case, answer, ALL).tolist() == [False, False]
 
 
 def test_two_images_that_are_stated_as_one_are_no_outer_product():
@@ -122,13 +125,28 @@ def test_two_images_that_are_stated_as_one_are_no_outer_product():
         assert ("has not the form that one sample gives" in told(found)) == (count == 2)
 
 
+@pytest.mark.parametrize("rate", [1e-2, 1e-4])
+def test_rounding_of_weights_and_a_black_image_are_no_second_sample(rate):
+    net = models.mlp(SHAPE, 10, widths=(64, 64, 64, 64), activation="sigmoid")
+    case, _ = case_at(net, images(1), [3])
+    weights, gradient = case.observation.params["params"], case.observation.payload
+    after = jax.tree.map(lambda w, g: w - jnp.float32(rate) * g, weights, gradient)
+    sent = jax.tree.map(lambda w, a: (w - a) / jnp.float32(rate), weights, after)
+    case = case._replace(samples=1, defended=False)
+    read = case._replace(observation=case.observation._replace(payload=sent))
+    assert not_of_one_sample(read)  # as an exact gradient it is none
+    assert not not_of_one_sample(read._replace(precision=Precision(of_weights=True, scale=1 / rate)))
+    black, _ = case_at(net, 0 * images(1), [3])
+    assert not not_of_one_sample(black._replace(samples=1, defended=False))
+
+
 def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below():
     """Behind sigmoids the head's gradient hardly depends on the images, and the first layer is small beside it."""
     case, answer = case_at(models.mlp(SHAPE, 10, widths=(64, 32), activation="sigmoid"), 0.3 * images(2), [0, 1])
     half = share_of(case, 0.5 * answer.x)
     sent = reference.flat(case.observation.payload)
     assert np.linalg.norm(half - sent) < 0.01 * np.linalg.norm(sent)
-    assert not toned_images(case, answer).any()
+    assert not toned_images(case, answer, ALL).any()
     assert not without_weight(case, answer).any()
 
 

@@ -78,7 +78,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
     (unchecked,) = unexplained(near, without_symmetries)
     _, reasons = decide([unchecked], nothing, near, [], [])
-    assert reasons[-1].startswith("Not checked: An update of this client can point anywhere, so that no check can tell")
+    assert reasons[-1].startswith("No check can tell mistaken inputs, since an update of this client can ")
     assert not any("Warning" in reason for reason in reasons)
     outcome, reasons = decide([Finding("counts", "suspicious", "odd")], nothing, None, ["Spent."], [], attacked=False)
     assert outcome == "not attacked"

@@ -92,7 +92,7 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
     model, variables, _, gradient = perceptron
     seen, searched = Observation(jnp.zeros((), jnp.int32), variables, gradient), []
 
-    def search(case, name, attack, observation):
+    def search(case, name, attack, observation, **_):
         searched.append(attack)
         return None, 0.0
 
@@ -111,7 +111,7 @@ class TestStages:
         """A case whose searches take a second an iteration and find these answers in turn."""
         self.searched, found = [], iter(answers)
 
-        def search(case, name, attack, observation):
+        def search(case, name, attack, observation, **_):
             self.searched.append(attack)
             return next(found), 1.0
 

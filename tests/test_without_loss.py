@@ -115,7 +115,7 @@ def test_the_brightness_is_open_in_a_network_without_biases(biases):
     x, case = case_without_loss(model, variables, 2)
     fitted = under_any_loss(case)
     answer = answer_of()._replace(x=x, y=np.full(2, -1), misfit=1e-4)
-    assert toned_images(fitted, answer).tolist() == [not biases] * 2
+    assert toned_images(fitted, answer, np.ones(2, bool)).tolist() == [not biases] * 2
 
 
 def test_images_whose_brightness_is_open_are_certified_but_for_it():

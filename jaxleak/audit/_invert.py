@@ -74,8 +74,8 @@ def invert(
             memory.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation, restarts,
-            length of schedules, settings (of `attacks.inversion`) and start. What another attack was made of belongs
-            into the configuration: `Checkpoints(folder, {"settings": settings})`.
+            length of schedules, settings and stated client (of `attacks.inversion`) and start. What another attack was
+            made of belongs into the configuration: `Checkpoints(folder, {"settings": settings})`.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
             before the best one is chosen. If there is a single trial, they share its images and add up their gradients
@@ -119,7 +119,7 @@ def invert(
                 "observation": _identity.of_arrays(observation),
                 "number of restarts": restarts,
                 "length of the attack's schedules": attack.iterations,
-                "choice of settings": _identity.of_settings(attack.settings),
+                "choice of settings": attack.made_of,
                 "start of the attack": _identity.of_arrays(state.attack),
             }
         )

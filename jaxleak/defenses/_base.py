@@ -58,7 +58,7 @@ class Defense(_Fields):
         * "representation": as "payload", but the defender uses its model and batch: `apply` must be given the keywords
           `model` (a `Classifier`), `variables`, `x` (B, H, W, channels) and `y`, and `round` where it says so; `mode`,
           "train" unless given, is that of the client's batch normalisation, and `loss`, the mean cross-entropy unless
-          given, is the client's;
+          given, is the client's. A transform of your own takes others that it does not use as `**extra`;
         * "client_payloads": the payloads of all clients of a round together, with a leading client axis;
         * "server_view": what the server can read of the payload. The model is updated with the payload itself.
 

@@ -80,7 +80,7 @@ def draw_distances(folder: RunFolder, curves: Mapping[str, np.ndarray]) -> None:
     if series:
         plots.curves(
             folder.figure("distance.png"), series, title="How close the gradient came", xlabel="iteration",
-            ylabel="gradient distance (lower is closer)", log_y=True,
+            ylabel="distance to the update (lower is closer)", log_y=True,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, loss_of
+from jaxleak._identity import digest_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
@@ -141,7 +142,13 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
         return _reconstruct(parts, state, observation)
 
-    return Attack(init, step, reconstruct, settings.iterations, settings)
+    return Attack(init, step, reconstruct, settings.iterations, digest_of((settings, _stated(share))))
+
+
+def _stated(share: Share) -> tuple[object, ...]:
+    """What a share states of the client, by which checkpoints tell it from others."""
+    names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
+    return tuple(getattr(share, name, None) for name in names)
 
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:
@@ -154,11 +161,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
             f"protocols.ClientShare; got {share!r}"
         )
     setup = Setup(model, share, batch_size)
-    if batch_size % setup.parts:
-        raise ValueError(
-            "batch_size must be the number of all samples behind the payload, a multiple of clients * local_steps = "
-            f"{setup.parts}, got {batch_size}"
-        )
+    setup.check_parts()
     term = settings.compare.term(setup)
     # Only what simulates the client hands soft labels to its loss.
     asks_for_scale = settings.white_point and model.has_batch_norm and term.simulate is None

@@ -14,6 +14,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, TransformedShare
+from jaxleak._identity import digest_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.engine import InversionState, inversion
 from jaxleak.attacks._inversion.labels import label_source
@@ -82,6 +83,7 @@ def epoch_copies(
             f"copies of the images take the client's steps, which {type(settings.compare).__name__} does not simulate"
         )
     once, one = Setup(model, share, batch_size), share.in_one_epoch()
+    once.check_parts()
 
     def simulated(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         return one(
@@ -129,7 +131,7 @@ def epoch_copies(
             **{name: getattr(found, name)[:batch_size] for name in ("y", "score", "answered", "gradient_matched")},
         )
 
-    return Attack(init, step, reconstruct, settings.iterations, settings)
+    return Attack(init, step, reconstruct, settings.iterations, digest_of((engine.made_of, weight)))
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:

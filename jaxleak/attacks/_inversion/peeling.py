@@ -74,8 +74,8 @@ def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> floa
     """
     gradients = named_leaves(payload)
     kernel, db = model.matrix(layer, gradients[layer]), _bias(model, gradients, layer)
-    rest = kernel - jnp.outer(dense_inputs(kernel, db), db)
-    return float(jnp.linalg.norm(rest) / jnp.linalg.norm(kernel))
+    rest, size = kernel - jnp.outer(dense_inputs(kernel, db), db), float(jnp.linalg.norm(kernel))
+    return float(jnp.linalg.norm(rest)) / size if size else 0.0  # the product of inputs that are all zero
 
 
 def _bias(model: Classifier, leaves: dict[str, jax.Array], layer: str) -> jax.Array:

@@ -24,6 +24,14 @@ class Setup(NamedTuple):
         """How many parts of the batch were computed one after the other, or by several clients."""
         return self.share.local_steps * self.share.clients
 
+    def check_parts(self) -> None:
+        """Raise `ValueError` if the images are not equally many of every step of every client."""
+        if self.batch_size % self.parts:
+            raise ValueError(
+                "batch_size must be the number of all samples behind the payload, a multiple of clients * local_steps "
+                f"= {self.parts}, got {self.batch_size}"
+            )
+
     @property
     def of_a_step(self) -> int:
         """How many images are behind one step of one client."""

@@ -100,7 +100,8 @@ def fit_gradient_regression(
         raise ValueError(f"features must be (n, d_victim), got shape {features.shape}")
     if len(features) != len(own.errors):
         raise ValueError(f"features must have a row for each record of own, {len(own.errors)}, got {len(features)}")
-    if own.target is not None and not np.allclose(features, own.target, rtol=1e-4, atol=1e-6):
+    fitted = features if own.target is None else own.target
+    if features.shape != fitted.shape or not np.allclose(features, fitted, rtol=1e-4, atol=1e-6):
         raise ValueError(
             "features must be those of the records that own was fitted on, in the same order and unit: a regression on "
             "other records' features finds nothing, and would read as if nothing leaked"

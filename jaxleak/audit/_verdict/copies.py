@@ -16,35 +16,42 @@ _DIMMED = 0.5
 _ROOM = 0.1
 
 
-def toned_images(case: Case, answer: Answer) -> np.ndarray:
-    """(B,) bool: images whose update is explained as well in other tones.
+def toned_images(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
+    """(B,) bool: of the images that are asked for, those whose update is explained as well in other tones.
 
     In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient. If
     statistics normalise what comes first, half an image has the same outputs; of batch statistics, the whole batch.
     Where an image's mean is taken off first, or that of a channel, it tells neither brightness nor balance of colours.
     """
-    return _explained_copies(case, answer, _tones(answer.x), lambda copies: _moved(answer.x, copies))
+    return _explained_copies(case, answer, asked, _tones(answer.x), lambda copies: _moved(answer.x, copies))
 
 
-def turned_images(case: Case, answer: Answer) -> np.ndarray:
-    """(B,) bool: images whose mirror image, rotation or negative explains the update as well, and is another image."""
+def turned_images(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
+    """(B,) bool: of the images that are asked for, those that another image explains as well when it is turned.
+
+    Turned are mirror images, rotations, negatives, and images with their channels in reverse order.
+    """
 
     def another(copies: np.ndarray) -> np.ndarray:
         # Between an image and its mirror image lie blends of both, which are alike to their own mirror images.
         return similarity(np.clip(copies, 0, 1), np.clip(answer.x, 0, 1)) < AGREE_ABOVE
 
-    return _explained_copies(case, answer, _turns(answer.x), another)
+    return _explained_copies(case, answer, asked, _turns(answer.x), another)
 
 
 def _explained_copies(
-    case: Case, answer: Answer, several: list[np.ndarray], counts: Callable[[np.ndarray], np.ndarray]
+    case: Case,
+    answer: Answer,
+    asked: np.ndarray,
+    several: list[np.ndarray],
+    counts: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """(B,) bool: images in whose place a copy that counts explains the update as well, alone or with all others."""
     explained, found = comparing(case, answer), np.zeros(len(answer.x), bool)
     for copies in several:
-        asked = counts(copies) & ~found
-        if asked.any():
-            found |= asked if explained(copies) else one_by_one(explained, answer, copies, asked)
+        open_yet = asked & ~found & counts(copies)
+        if open_yet.any():
+            found |= open_yet if explained(copies) else one_by_one(explained, answer, copies, open_yet)
     return found
 
 

@@ -299,9 +299,9 @@ def told(answer: Answer) -> str:
             f". For {answer.undetermined.sum()} of {len(answer.x)} images another one explains the update as well, so "
             "that the starts may agree on what the prior prefers"
         )
-    agreement += f". {answer.contradicted}" if answer.contradicted else ""
     if counted is not None and not answer.finished:
         agreement += ", which certifies nothing before the search has ended"
+    agreement += f". {answer.contradicted}" if answer.contradicted else ""
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
     ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
     return (

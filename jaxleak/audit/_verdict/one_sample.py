@@ -73,9 +73,18 @@ def not_of_one_sample(case: Case) -> str:
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None:
         return ""
-    if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW + rounding_of(case):
+    if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW + _rounding_of_layer(case, peeled):
         return ""
     return f"The gradient of {peeled.layer} has not the form that one sample gives, so that nothing is certified as one"
+
+
+def _rounding_of_layer(case: Case, peeled: Peeled) -> float:
+    """What rounding may have changed in a layer's kernel and bias, relative to each; infinite where it is not known."""
+    if math.isinf(rounding_of(case)):
+        return math.inf
+    leaves, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
+    names = (peeled.layer, case.share.model.bias_of(peeled.layer))
+    return sum(case.precision.relative(np.asarray(leaves[name]), weights.get(name)) for name in names)
 
 
 def _closed_forms(case: Case) -> Iterator[Answer | str]:

@@ -45,7 +45,13 @@ def _chunk(case: Case) -> int:
 
 
 def search(
-    case: Case, name: str, attack: Attack, observation: Observation, *, y: np.ndarray | None = None
+    case: Case,
+    name: str,
+    attack: Attack,
+    observation: Observation,
+    *,
+    y: np.ndarray | None = None,
+    contradicted: str = "",
 ) -> tuple[Answer | None, float]:
     """Run independent starts of an attack until they are done or the budget is spent.
 
@@ -55,6 +61,7 @@ def search(
         attack: with a schedule.
         observation: what it sees.
         y: labels (B,) of the answer where the attack infers none.
+        contradicted: what contradicts the client's statement, as of `Answer`; nothing is asked of an answer then.
 
     Returns:
         The answer of the best start by the attack's own score, None where the budget was spent before the search had
@@ -96,7 +103,7 @@ def search(
     best = best_restart(starts)
     answer = graded(
         case, name, np.asarray(best.x[:, 0]), np.asarray(best.y) if y is None else y,
-        agreement=agreement(starts).value, iterations=done, finished=finished,
+        agreement=agreement(starts).value, iterations=done, finished=finished, contradicted=contradicted,
     )  # fmt: skip
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
@@ -105,10 +112,12 @@ def search(
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
-        undetermined = undetermined | without_weight(case, answer) | turned_images(case, answer)
+        undetermined = undetermined | without_weight(case, answer)
+        undetermined = undetermined | turned_images(case, answer, answer.shown & ~undetermined)
+        toned = toned_images(case, answer, answer.shown & ~undetermined)
         noise = left_by_noise(case, answer)
         answer = answer._replace(
-            undetermined=undetermined, remainder=other.answer_misfit, toned=toned_images(case, answer),
+            undetermined=undetermined, remainder=other.answer_misfit, toned=toned,
             noise=0.0 if noise is None else noise.of(noise.off),
         )  # fmt: skip
         answer = answer._replace(below_head=left_below_head(case, other, None if answer.lacks_noise else noise))

@@ -72,7 +72,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
             explained = explained or (isinstance(found, Answer) and found.matched)
             yield found
         if not explained:
-            yield from _unstated_loss(case, searched)
+            yield from _unstated_loss(case, searched, contradicted)
         yield from _short_of_noise(case, searched)
         yield from _short_of_bounds(case, searched)
 
@@ -84,14 +84,14 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
     elif why := why_not(case):
         yield f"{called(ANY_LOSS)} was not tried: {why}."
     else:
-        yield from _gradient_matching(case, (ANY_LOSS,))
+        yield from _gradient_matching(case, (ANY_LOSS,), contradicted=not_of_one_sample(case))
 
 
-def _unstated_loss(case: Case, answers: list[Answer]) -> Iterator[Answer | str]:
+def _unstated_loss(case: Case, answers: list[Answer], contradicted: str) -> Iterator[Answer | str]:
     """The same search where no answer under the stated loss has the update: the loss or labels may be other ones."""
     tried = any(answer.fitted for answer in answers)
     if not tried and _may_be_another_loss(case) and case.store.left > 0:
-        yield from _gradient_matching(case, (ANY_LOSS,))
+        yield from _gradient_matching(case, (ANY_LOSS,), contradicted=contradicted)
 
 
 def _astray(case: Case, answer: Answer) -> bool:
@@ -192,14 +192,14 @@ def _gradient_matching(
         inversion: Callable[..., Attack] = attacks.inversion if name == _INFORMED else _inversion
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
         compared_as = under_any_loss(case) if name == ANY_LOSS else case
-        answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
+        answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation, contradicted=contradicted)
         if name != ANY_LOSS and answer is not None:
             answer = as_stated(case, answer)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
             answer = as_fitted(compared_as, answer)
         if answer is not None and answer.finished:
             case.store.keep(f"{name}_{iterations}", answer)
-        return None if answer is None else answer._replace(contradicted=contradicted), pace
+        return answer, pace
 
     short: list[tuple[Answer, str, float]] = []
     attackers = list(names)
@@ -306,7 +306,7 @@ def _row_space(case: Case, contradicted: str) -> Iterator[Answer | str]:
         return
     answer = case.store.answer("row_space")
     if answer is None:
-        answer, _ = search(case, "row_space", attack, case.observation)
+        answer, _ = search(case, "row_space", attack, case.observation, contradicted=contradicted)
         answer = None if answer is None else as_stated(case, answer)
     if answer is not None:
         if answer.finished:

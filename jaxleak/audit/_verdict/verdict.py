@@ -336,7 +336,7 @@ def decide(
     elif reasons:
         reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
     withheld = [labels.withheld] if labels.withheld else []
-    withheld += [f"Not checked: {finding.evidence}" for finding in findings if finding.name == UNCHECKED]
+    withheld += [finding.evidence for finding in findings if finding.name == UNCHECKED]
     if reasons:
         return "leaks", (reasons[0], *warnings, *reasons[1:], *withheld)
     if not attacked:  # the reader asks first why

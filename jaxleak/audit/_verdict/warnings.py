@@ -99,7 +99,7 @@ def unexplained(
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
     seen = {finding.name: finding.status for finding in findings}
     if seen.get(SYMMETRIES) == "not applicable":
-        evidence = "An update of this client can point anywhere, so that no check can tell mistaken inputs"
+        evidence = "No check can tell mistaken inputs, since an update of this client can point anywhere"
         return [Finding(UNCHECKED, "not applicable", f"{evidence}: {unseen}.")]
     return []
 
