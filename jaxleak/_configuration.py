@@ -100,8 +100,10 @@ def _type_of(value: Any) -> str:
 
 def _of_array(array: Any, coarse: bool) -> Any:
     """A number as it is, and of an array its fingerprint, or its shape and its norm."""
-    import jax  # for typed keys alone
+    import jax  # for its kinds of arrays alone
 
+    if isinstance(array, jax.core.Tracer):  # of an attack that is built inside of a compiled function
+        return _type_of(array)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     if array.shape == ():

@@ -163,7 +163,7 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
     model, _, variables, gradient = dense
     asked = []
 
-    def search(case, name, attack, observation, *, y=None):
+    def search(case, name, attack, observation, *, y=None, **_):
         asked.append((name, case.unknowns))
         return answer_of(name), 1.0
 
