@@ -185,9 +185,9 @@ def test_every_defense_is_among_them():
         "label_dp_scale",
         "mechanisms",
     }
-    others |= {"per_leaf", "split_defense", "stateless", "true_epsilon"}
+    others |= {"classical_noise_multiplier", "per_leaf", "split_defense", "stateless", "true_epsilon"}
     assert {
-        n for n in made if not n.startswith(("epsilon", "noise_multiplier", "classical"))
+        n for n in made if not n.startswith(("epsilon", "noise_multiplier"))
     } - others <= DEFENSES.keys()
 
 
