@@ -186,9 +186,7 @@ def test_every_defense_is_among_them():
         "mechanisms",
     }
     others |= {"classical_noise_multiplier", "per_leaf", "split_defense", "stateless", "true_epsilon"}
-    assert {
-        n for n in made if not n.startswith(("epsilon", "noise_multiplier"))
-    } - others <= DEFENSES.keys()
+    assert {n for n in made if not n.startswith(("epsilon", "noise_multiplier"))} - others <= DEFENSES.keys()
 
 
 @fuzz(80, 300)
