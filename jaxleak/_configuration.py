@@ -102,7 +102,7 @@ def _of_array(array: Any, coarse: bool) -> Any:
     """A number as it is, and of an array its fingerprint, or its shape and its norm."""
     import jax  # for its kinds of arrays alone
 
-    if isinstance(array, jax.core.Tracer):  # of an attack that is built inside of a compiled function
+    if isinstance(array, jax.core.Tracer):  # an attack may be built inside of a compiled function
         return _type_of(array)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
