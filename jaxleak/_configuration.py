@@ -104,13 +104,20 @@ def _of_array(array: Any, coarse: bool) -> Any:
 
     if isinstance(array, jax.core.Tracer):  # an attack may be built inside of a compiled function
         return _type_of(array)
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
+    array = without_type(array)
     if array.shape == ():
         return described(array.item(), coarse=coarse)
     if not coarse or array.dtype.kind not in "biufc":
         return fingerprint(array)
     return [list(array.shape), f"{np.linalg.norm(np.asarray(array, np.float64)):.3g}"]
+
+
+def without_type(array: Any) -> Any:
+    """The array, or the numbers of a typed random key."""
+    import jax  # for its keys alone
+
+    typed = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if typed else array
 
 
 def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tuple[str, ...]], folder: Path) -> None:

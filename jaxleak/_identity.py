@@ -18,7 +18,7 @@ _ROUNDING = 1e-3
 
 def of_key(key: jax.Array) -> str:
     """A digest of a random key, whether it is typed or raw."""
-    return hashlib.sha256(repr(np.asarray(_without_type(key)).tolist()).encode()).hexdigest()
+    return hashlib.sha256(repr(np.asarray(_configuration.without_type(key)).tolist()).encode()).hexdigest()
 
 
 def digest_of(settings: Any) -> str:
@@ -45,15 +45,11 @@ def same(now: Any, then: Any) -> bool:
     return isinstance(then, dict) and now.keys() == then.keys() and all(_close(now[name], then[name]) for name in now)
 
 
-def _without_type(array: Any) -> Any:
-    """The array, or the numbers of a typed random key."""
-    typed = jax.dtypes.issubdtype(jax.numpy.result_type(array), jax.dtypes.prng_key)
-    return jax.random.key_data(array) if typed else array
-
-
 def _sketch(leaf: Any) -> list[Any]:
     # A state begins with infinite losses, which the file's JSON does not know.
-    values = np.nan_to_num(np.asarray(_without_type(leaf), np.float64), nan=2.0, posinf=1.0, neginf=-1.0).ravel()
+    values = np.nan_to_num(
+        np.asarray(_configuration.without_type(leaf), np.float64), nan=2.0, posinf=1.0, neginf=-1.0
+    ).ravel()
     signs = np.random.default_rng(0).integers(0, 2, values.size, dtype=np.int8) * 2 - 1
     return [list(np.shape(leaf)), float(np.linalg.norm(values)), float(values @ signs)]
 

@@ -30,9 +30,13 @@ def difference(a: jax.Array, b: jax.Array) -> jax.Array:
     Raises:
         ValueError: on other shapes, which would be broadcast without a word.
     """
+    _same_shape(a, b)
+    return a - b
+
+
+def _same_shape(a: jax.Array, b: jax.Array) -> None:
     if jnp.shape(a) != jnp.shape(b):
         raise ValueError(f"observed and simulated must have the same shapes, got {jnp.shape(a)} and {jnp.shape(b)}")
-    return a - b
 
 
 def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -82,7 +86,7 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
 
     A tree of zeros has no direction: its distance to anything is 1.
     """
-    jax.tree.map(difference, observed, simulated)  # for its check of shapes
+    jax.tree.map(_same_shape, observed, simulated)
     scale = _tree.norm(observed) * _tree.norm(simulated)
     zero = scale == 0  # and not `scale > 0`, which takes what is not a number for a tree of zeros
     # Both branches of a where are differentiated: the divisor must be safe in the branch that is not taken.
@@ -108,7 +112,6 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
     Raises:
         ValueError: if `variance` is not > 0.
     """
-
     if variance is not None:
         _validate.positive(variance=variance)
 
@@ -188,7 +191,6 @@ def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
         # An entry that is exactly zero behind noise was left out of the comparison, so no noise is expected of it.
         arrived = sum(jnp.count_nonzero(leaf) for leaf in jax.tree.leaves(observed))
         limit = expected * jnp.maximum(arrived, 1)
-
         # Both branches of a where are differentiated: the logarithm must be finite in the branch that is not taken.
         return jnp.where(value <= limit, value, limit * (1.0 + jnp.log(jnp.maximum(value, limit) / limit)))
 

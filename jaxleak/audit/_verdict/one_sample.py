@@ -21,9 +21,9 @@ from jaxleak.audit._invert import invert
 from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import compiled
 from jaxleak.audit._rival import UNREAD
-from jaxleak.audit._verdict.case import Case, graded, graded_inputs
+from jaxleak.audit._verdict.case import Case, graded, graded_inputs, rounding_of
 from jaxleak.audit._verdict.search import search
-from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, rounding_of, without_rounding
+from jaxleak.audit._verdict.several_samples import LAYER_MISFIT_BELOW, of_several, without_rounding
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import ALONE, DENSE_INPUTS, PEELED, PEELED_ALONE, Answer
 from jaxleak.audit._verdict.without_loss import as_stated, why_not
@@ -69,13 +69,16 @@ def not_of_one_sample(case: Case) -> str:
     """
     if _not_of_one_sample(case) or case.defended:
         return ""
-    model, seen = case.share.model, case.observation
-    peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
-    if peeled is None:
-        return ""
-    if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW + _rounding_of_layer(case, peeled):
+    peeled = peel(case.share.model, case.observation, batch_norm=case.share.batch_norm, key=case.key)
+    if peeled is None or _has_form_of_one_sample(case, peeled):
         return ""
     return f"The gradient of {peeled.layer} has not the form that one sample gives, so that nothing is certified as one"
+
+
+def _has_form_of_one_sample(case: Case, peeled: Peeled) -> bool:
+    """Whether a dense layer's gradient is an outer product, beside what rounding may have changed in it."""
+    misfit = misfit_of_one_sample(case.share.model, case.observation.payload, peeled.layer)
+    return misfit < LAYER_MISFIT_BELOW + _rounding_of_layer(case, peeled)
 
 
 def _rounding_of_layer(case: Case, peeled: Peeled) -> float:
@@ -113,7 +116,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if peeled is None:
         yield "Dense layers were not peeled off: none has a bias and lets the image pass through it alone."
         return
-    if not_of_one_sample(case):
+    if not _has_form_of_one_sample(case, peeled):
         yield "Dense layers were not peeled off: the gradient has not the form there that one sample gives."
         return
     y, x = _label(case), affine_solution(peeled)

@@ -115,7 +115,7 @@ class Store:
     def keep(self, name: str, answer: Answer) -> None:
         """Store an answer, and the time spent; a kill leaves either all of it or nothing."""
         if self.folder is not None:
-            fields = answer._replace(contradicted="")._asdict()
+            fields = answer._asdict()
             del fields["contradicted"]  # every sitting asks anew
             arrays = {field: fields.pop(field) for field in _ARRAYS}
             content = io.BytesIO()
