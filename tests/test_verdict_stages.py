@@ -18,6 +18,15 @@ SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.
 
 #: How answers are compared with an update that is a gradient.
 UNDEFENDED = SimpleNamespace(undone=None)
+
+
+class Stated(SimpleNamespace):
+    """A case of which only some fields are set."""
+
+    def _replace(self, **fields):
+        return Stated(**vars(self) | fields)
+
+
 FEDLEAK = ("fedleak",)
 
 
@@ -184,7 +193,7 @@ class TestStages:
     ):
         tried = []
         monkeypatch.setattr(stages, "_gradient_matching", lambda case, names, **_: tried.append(names) or iter(answers))
-        monkeypatch.setattr(stages, "_row_space", lambda case, contradicted: iter(["row spaces"]))
+        monkeypatch.setattr(stages, "_row_space", lambda case: iter(["row spaces"]))
         monkeypatch.setattr(stages, "not_of_one_sample", lambda case: "")
         monkeypatch.setattr(stages, "equations", lambda case: iter(()))
         monkeypatch.setattr(stages, "with_read_label", lambda case: (case, []))
@@ -192,7 +201,7 @@ class TestStages:
             monkeypatch.setattr(stages, name, lambda *_: None)
         answers = [answer_of(distance=distance, **UNSURE)]
         case = {"loss_known": True, "defended": False, "defense": None, "received": UNDEFENDED, "observation": None}
-        list(stages.run_stages(SimpleNamespace(**case | {"store": SimpleNamespace(left=9)} | changed)))
+        list(stages.run_stages(Stated(**case | {"store": SimpleNamespace(left=9)} | changed)))
         assert ((stages.ANY_LOSS,) in tried) == goes_on
         assert len(tried) == 1 + goes_on
 
@@ -250,13 +259,13 @@ class TestStages:
     def test_what_is_certain_is_searched_for_briefly_and_row_spaces_come_last(self, monkeypatch, closed, matched, ran):
         seen = []
 
-        def matching(case, names, *, briefly, contradicted):
-            assert contradicted == "shown"
+        def matching(case, names, *, briefly):
+            assert case.contradicted == "shown"
             seen.append("briefly" if briefly else "at length")
             yield from matched
 
-        def row_space(case, contradicted):
-            assert contradicted == "shown"
+        def row_space(case):
+            assert case.contradicted == "shown"
             seen.append("row space")
             yield "row space"
 
@@ -269,11 +278,11 @@ class TestStages:
         share, known = SimpleNamespace(total_steps=1), {"loss_known": True}
         case = {"samples": 1, "defended": False, "defense": None, "share": share, "observation": None}
         case["received"] = UNDEFENDED
-        found = list(stages.run_stages(SimpleNamespace(**case | known)))
+        found = list(stages.run_stages(Stated(**case | known)))
         assert seen == ran
         assert len(found) == len(closed) + (len(matched) if ran else 0) + ("row space" in ran)
         monkeypatch.setattr(stages, "_label_rule", lambda case: "joint")
-        found = list(stages.run_stages(SimpleNamespace(**case | known)))
+        found = list(stages.run_stages(Stated(**case | known)))
         assert any("labels together with the images" in one for one in found if isinstance(one, str)) == bool(ran)
         for fields, why in (
             ({"samples": 2, "defended": False, "share": SimpleNamespace(total_steps=5)}, "2 samples"),
@@ -281,13 +290,11 @@ class TestStages:
             ({"samples": 1, "defended": True, "defense": "one"}, "defends"),
             ({"samples": 1, "defended": False, "share": SimpleNamespace(total_steps=5)}, "several steps"),
         ):
-            first = next(stages.run_stages(SimpleNamespace(**{"share": share} | known | fields)))
+            first = next(stages.run_stages(Stated(**{"share": share} | known | fields)))
             assert first.startswith("Closed forms of one exact gradient were not tried: ")
             assert why in first
         monkeypatch.setattr(one_sample, "of_several", lambda case: iter([case.samples]))
-        assert (
-            next(stages.run_stages(SimpleNamespace(share=share, samples=2, defended=False, defense=None, **known))) == 2
-        )
+        assert next(stages.run_stages(Stated(share=share, samples=2, defended=False, defense=None, **known))) == 2
 
     @pytest.mark.parametrize(
         ("batch_norm", "head", "left", "said"),
@@ -301,10 +308,10 @@ class TestStages:
         model = SimpleNamespace(has_batch_norm=batch_norm, head=head)
         fields = {"share": SimpleNamespace(model=model), "store": SimpleNamespace(left=left)}
         fields["observation"] = SimpleNamespace(labels=None)
-        found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED), ""))
+        found = list(stages._row_space(SimpleNamespace(**fields, received=UNDEFENDED, contradicted="")))
         assert len(found) == (said is not None)
         assert not found or said in found[0]
-        adam = list(stages._row_space(SimpleNamespace(**fields, received=SimpleNamespace(undone="a step")), ""))
+        adam = list(stages._row_space(SimpleNamespace(**fields, received=SimpleNamespace(undone="a step"))))
         assert [text for text in adam if "a step of Adam was sent" in text] == adam
         assert len(adam) == batch_norm
 

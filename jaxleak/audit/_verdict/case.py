@@ -57,6 +57,7 @@ class Case(NamedTuple):
     loss_shown: bool = False  # whether equations of the only sample have shown that the loss is the cross-entropy
     precision: Precision = FULL  # the format in which the update was sent
     unknowns: int = 0  # how many numbers besides the pixels an answer leaves open, by which an unknown loss enters
+    contradicted: str = ""  # what of the update contradicts the client's statement, in a sentence
 
     @property
     def received(self) -> Received:
@@ -105,7 +106,10 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
     determined = held.entries >= x.size + case.unknowns and held.passed >= x.size
     if case.received.undone is not None:
         determined &= bool(cosine < WITHIN_BOUNDS_BELOW)
-    return Answer(name, x, np.asarray(y), float(relative), float(cosine), determined=determined, **fields)
+    return Answer(
+        name, x, np.asarray(y), float(relative), float(cosine), determined=determined,
+        contradicted=case.contradicted, **fields,
+    )  # fmt: skip
 
 
 def rounding_of(case: Case) -> float:

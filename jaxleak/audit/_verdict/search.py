@@ -51,7 +51,6 @@ def search(
     observation: Observation,
     *,
     y: np.ndarray | None = None,
-    contradicted: str = "",
 ) -> tuple[Answer | None, float]:
     """Run independent starts of an attack until they are done or the budget is spent.
 
@@ -61,7 +60,6 @@ def search(
         attack: with a schedule.
         observation: what it sees.
         y: labels (B,) of the answer where the attack infers none.
-        contradicted: what contradicts the client's statement, as of `Answer`; nothing is asked of an answer then.
 
     Returns:
         The answer of the best start by the attack's own score, None where the budget was spent before the search had
@@ -103,7 +101,7 @@ def search(
     best = best_restart(starts)
     answer = graded(
         case, name, np.asarray(best.x[:, 0]), np.asarray(best.y) if y is None else y,
-        agreement=agreement(starts).value, iterations=done, finished=finished, contradicted=contradicted,
+        agreement=agreement(starts).value, iterations=done, finished=finished,
     )  # fmt: skip
     if answer.shown.any():
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")

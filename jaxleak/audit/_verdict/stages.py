@@ -58,21 +58,21 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
         return
     if _label_rule(case) == "joint":
         yield _JOINT
-    contradicted = not_of_one_sample(case)
+    case = case._replace(contradicted=not_of_one_sample(case))
     # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
     searched: list[Answer] = []
-    for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain, contradicted=contradicted):
+    for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain):
         if isinstance(found, Answer):
             certain = certain or bool(found.shown.all())
             searched.append(found)
         yield found
     if not certain:
         explained = any(answer.matched for answer in searched)
-        for found in _row_space(case, contradicted):
+        for found in _row_space(case):
             explained = explained or (isinstance(found, Answer) and found.matched)
             yield found
         if not explained:
-            yield from _unstated_loss(case, searched, contradicted)
+            yield from _unstated_loss(case, searched)
         yield from _short_of_noise(case, searched)
         yield from _short_of_bounds(case, searched)
 
@@ -84,14 +84,14 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
     elif why := why_not(case):
         yield f"{called(ANY_LOSS)} was not tried: {why}."
     else:
-        yield from _gradient_matching(case, (ANY_LOSS,), contradicted=not_of_one_sample(case))
+        yield from _gradient_matching(case._replace(contradicted=not_of_one_sample(case)), (ANY_LOSS,))
 
 
-def _unstated_loss(case: Case, answers: list[Answer], contradicted: str) -> Iterator[Answer | str]:
+def _unstated_loss(case: Case, answers: list[Answer]) -> Iterator[Answer | str]:
     """The same search where no answer under the stated loss has the update: the loss or labels may be other ones."""
     tried = any(answer.fitted for answer in answers)
     if not tried and _may_be_another_loss(case) and case.store.left > 0:
-        yield from _gradient_matching(case, (ANY_LOSS,), contradicted=contradicted)
+        yield from _gradient_matching(case, (ANY_LOSS,))
 
 
 def _astray(case: Case, answer: Answer) -> bool:
@@ -166,9 +166,7 @@ def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, b
     return attacks.inversion(model, share, settings, batch_size=batch_size)
 
 
-def _gradient_matching(
-    case: Case, names: tuple[str, ...], *, briefly: bool = False, contradicted: str = ""
-) -> Iterator[Answer | str]:
+def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
     """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
 
     An attacker who knows a defense may ignore it, and finds more that way behind little noise. Where another loss
@@ -179,7 +177,6 @@ def _gradient_matching(
         case: the audited update.
         names: the attackers.
         briefly: whether the short searches are all.
-        contradicted: what shows that the client did not do what it states, as of `Answer`.
     """
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
@@ -187,12 +184,12 @@ def _gradient_matching(
     def one(name: str, iterations: int) -> tuple[Answer | None, float]:
         stored = case.store.answer(f"{name}_{iterations}")
         if stored is not None:
-            return stored._replace(contradicted=contradicted), stored.seconds / max(stored.iterations, 1)
+            return stored._replace(contradicted=case.contradicted), stored.seconds / max(stored.iterations, 1)
         share, settings = _known(case, name, iterations)
         inversion: Callable[..., Attack] = attacks.inversion if name == _INFORMED else _inversion
         attack = inversion(case.share.model, share, settings, batch_size=case.samples)
         compared_as = under_any_loss(case) if name == ANY_LOSS else case
-        answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation, contradicted=contradicted)
+        answer, pace = search(compared_as, f"{name}_{iterations}", attack, case.observation)
         if name != ANY_LOSS and answer is not None:
             answer = as_stated(case, answer)
         if name == ANY_LOSS and answer is not None and answer.undetermined is not None:
@@ -284,7 +281,7 @@ def _agreeing(answer: Answer) -> str:
     )
 
 
-def _row_space(case: Case, contradicted: str) -> Iterator[Answer | str]:
+def _row_space(case: Case) -> Iterator[Answer | str]:
     """For networks with normalisation, whose gradients lead nowhere from afar."""
     model = case.share.model
     if not model.has_batch_norm:
@@ -306,9 +303,9 @@ def _row_space(case: Case, contradicted: str) -> Iterator[Answer | str]:
         return
     answer = case.store.answer("row_space")
     if answer is None:
-        answer, _ = search(case, "row_space", attack, case.observation, contradicted=contradicted)
+        answer, _ = search(case, "row_space", attack, case.observation)
         answer = None if answer is None else as_stated(case, answer)
     if answer is not None:
         if answer.finished:
             case.store.keep("row_space", answer)
-        yield answer._replace(contradicted=contradicted)
+        yield answer._replace(contradicted=case.contradicted)
