@@ -53,9 +53,28 @@ _NAMES = {
     "narrow": "narrower network",
     "entry-scales": "a scale for every entry",
     "reduced": "smaller problem",
+    "shorter": "1,000 iterations",
     "authors-adam": "the Adam of the authors' code",
     "descent-stopped": "the descent, Step II at its best",
 }
+
+#: Cells whose number, where it is met, is no better than that of an answer which knows nothing of what was sent: parts
+#: of their ids, by what they are of. Such answers are in docs/results/null_scores.json and vflrecon_data.json.
+_NO_BETTER_THAN_NOTHING = {
+    "GradInversion, whose answer is close to the mean of its random starts "
+    "([FedLeak's baselines](../inversion/baselines.md))": ("/gi/",),
+    "other baselines of CAFE's Table 2, and the claim that they stay below 10 dB": (
+        "table2/dlg/", "table2/cosine/", "table2/sapag/", "table2/bn/", "text-claims/others-below",
+    ),
+    "CAFE without its second term on MNIST": ("table4/gamma0/mnist",),
+    "images after twelve local steps, or behind quantization, in FedLeak's Figure 4": (
+        "text-fig4-psnr/none/steps12", "text-fig4-psnr/quantization/",
+    ),
+    "labels of two classes behind noise": ("table6-label/dp-sgd-eps10/criteo", "table6-label/dp-sgd-eps100/criteo"),
+    "features by VFLRecon, which the mean of every column predicts as well or better": (
+        "table6-feature/marvell/criteo", "text-fig7-feature/25", "text-fig8/most",
+    ),
+}  # fmt: skip
 
 #: Longer tables are folded.
 _OPEN_ROWS = 12
@@ -89,7 +108,8 @@ def write(ledgers: Sequence[Ledger], folder: Path = FOLDER) -> list[Path]:
 
 
 def _overview(ledgers: Sequence[Ledger]) -> str:
-    found = summary(list(ledgers))
+    found, nothing = summary(list(ledgers)), met_by_nothing(ledgers)
+    one_seed, one_seed_met = decided_by_one_seed(ledgers)
     names = [name for name in (*STATUSES, NO_ENTRY) if found.get(name) or name in MEASURED]
     heads = [head for name in names for head in ([name, "of these beyond"] if name == "met" else [name])]
     total = ["all papers", str(found["cells"]), *_with_beyond(names, found, found["beyond"])]
@@ -125,11 +145,21 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         f"weights. For {found['paper_algorithm']} of the {found['measured']} measured numbers the paper's own "
         "algorithm ran.",
         "",
-        f'"Met" does not mean "repeated" in two cases. In {found["beyond"]} met numbers the attack leaks more than in '
-        f"the paper, by more than the spread and {TOLERANCE:.0%}. {_met_by_noise(ledgers)} others are of "
-        "GradInversion, which fails in the paper and here: its answer is close to the mean of its random starts "
-        f"([FedLeak's baselines](../inversion/baselines.md)). Of the reconstructions by FedLeak's own algorithm "
+        f'"Met" does not mean "repeated". {found["beyond"]} met numbers are beyond: better for the attacker than '
+        f"printed, by more than the spread and {TOLERANCE:.0%}. {sum(nothing.values())} met numbers, "
+        f"{_beyond_and_nothing(ledgers)} of them beyond, are no better than those of an answer that knows nothing of "
+        "what was sent, mostly in the paper as well. Of the reconstructions by FedLeak's own algorithm "
         f"{_met_by_fedleak(ledgers) or 'none'} is met.",
+        "",
+        f"One seed decides {one_seed} of the {found['measured']} measured numbers and {one_seed_met} of those that "
+        "are met; the others have two or three.",
+        "",
+        '<details markdown="1">',
+        "<summary>The met numbers that are no better than nothing</summary>",
+        "",
+        *_markdown(["what they are of", "numbers"], [[of, str(number)] for of, number in nothing.items()]),
+        "",
+        "</details>",
         "",
         *_markdown(["paper", "numbers", *heads], [*by_paper, total]),
         "",
@@ -167,11 +197,30 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _met_by_noise(ledgers: Sequence[Ledger]) -> int:
-    """Met numbers of the one attack whose answers are noise."""
-    return sum(
-        "/gi/" in cell and cell_status(ledger, cell)[0] == "met" for ledger in ledgers for cell in ledger.printed
-    )
+def _met(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
+    """The entries that decide the met numbers."""
+    shown = [(ledger, *cell_status(ledger, cell)) for ledger in ledgers for cell in ledger.printed]
+    return [(ledger, entry) for ledger, status, entry in shown if status == "met" and entry is not None]
+
+
+def met_by_nothing(ledgers: Sequence[Ledger]) -> dict[str, int]:
+    """How many met numbers are no better than those of an answer that knows nothing, by what they are of."""
+    cells = [entry.cell for _, entry in _met(ledgers)]
+    counts = {of: sum(any(p in c for p in parts) for c in cells) for of, parts in _NO_BETTER_THAN_NOTHING.items()}
+    return {of: number for of, number in counts.items() if number}
+
+
+def _beyond_and_nothing(ledgers: Sequence[Ledger]) -> int:
+    """How many of these lie beyond the printed number."""
+    parts = [part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts]
+    return sum(ledger.beyond(entry) and any(p in entry.cell for p in parts) for ledger, entry in _met(ledgers))
+
+
+def decided_by_one_seed(ledgers: Sequence[Ledger]) -> tuple[int, int]:
+    """How many measured numbers one seed decides, and how many of the met ones."""
+    shown = [cell_status(ledger, cell)[1] for ledger in ledgers for cell in ledger.printed]
+    measured = [entry for entry in shown if entry is not None and entry.status in MEASURED]
+    return sum(len(e.seeds) == 1 for e in measured), sum(len(e.seeds) == 1 and e.status == "met" for e in measured)
 
 
 def _met_by_fedleak(ledgers: Sequence[Ledger]) -> int:

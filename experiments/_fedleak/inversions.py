@@ -31,7 +31,7 @@ PRESETS = {
 }
 
 #: What a reader does not see in the sizes of a run, by its method, its strategy or its table.
-_UNNAMED = {
+UNNAMED = {
     "gradinversion": "no normalisation statistics granted, no registration, noise or warm-up; four candidates",
     "inverting_gradients": "steps and variation in pixels of [0, 1]",
     "bayes": "noise of 0.01 and a mean variation of 0.1",
@@ -104,7 +104,7 @@ def inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: S
     ]
     notes += [f"generator trained on {case.public_data}"] if cell["method"] in GENERATIVE else []
     causes = method, cell.get("strategy"), cell["id"].partition("/")[0]
-    notes += [note for cause, note in _UNNAMED.items() if cause in causes]
+    notes += [note for cause, note in UNNAMED.items() if cause in causes]
     notes += ["iDLG by Adam at 0.05 for L-BFGS"] if case.optimizer == "adam" and method == "idlg" else []
     notes += [PRESETS[method]] if method in PRESETS else []
     if method in ("fedleak", "fedleak_upstream") and case.tv is not None:

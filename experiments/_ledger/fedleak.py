@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments import _paper
 from experiments._fedleak.cells import cells, lacking, names
-from experiments._fedleak.inversions import PRINTED_ITERATIONS
+from experiments._fedleak.inversions import PRINTED_ITERATIONS, UNNAMED
 from experiments._fedleak.jobs import DATASETS, Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses
@@ -135,6 +135,8 @@ class FedLeakStudy:
         if variant != "ours" and any(note in differs for note in stand_ins):
             name = joined("reduced" * (variant == "reduced"), name, by="-")
             variant = "stand-in"
+        elif UNNAMED["gradinversion"] in differs:  # no size makes it the printed one
+            variant, name = "reduced", name if variant == "printed" else joined(name, "shorter", by="-")
         yield Measurement(
             cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),
             name=name, reason=_too_large(jobs) or self._lacking.get(cell.id.partition("/")[0], ""),
