@@ -77,7 +77,7 @@ def below(names: Iterable[str], paths: Collection[str] | None) -> list[str]:
         ValueError: if the paths are a text, whose letters would be taken for paths.
     """
     if isinstance(paths, str):
-        raise ValueError(f"paths of leaves must be a list, such as ({paths!r},), got a text")
+        raise ValueError(f"paths of leaves must be a tuple, such as ({paths!r},), got a text")
     return [name for name in names if paths is None or any(f"{name}/".startswith(f"{path}/") for path in paths)]
 
 

@@ -258,6 +258,13 @@ def made(kind: type, maker: str, **named: Any) -> None:
             raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {kind_of(value)}")
 
 
+def granted_paths(**named: Any) -> None:
+    """Raise `ValueError` unless every value is None or a tuple of texts: a compiled program is kept by its hash."""
+    for name, value in named.items():
+        if value is not None and not (isinstance(value, tuple) and all(isinstance(path, str) for path in value)):
+            raise ValueError(f'{name} must be a tuple of paths, such as ("first/bias",), or None, got {value!r}')
+
+
 def members(of: str, **named: Any) -> tuple[Any, ...]:
     """The members of the one value that is named; raise `ValueError` unless it is a list or another iterable of them.
 

@@ -33,7 +33,8 @@ DAMAGED = "damaged"
 _METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
 #: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, its history, and what
 #: it was computed from.
-_CHECKSUM, _SHAPES, _STEP, _OWNER, _HISTORY, _ORIGIN = "crc32", "shapes", "step", "configuration", "history", "origin"
+_CHECKSUM, _SHAPES, _DTYPES = "crc32", "shapes", "dtypes"
+_STEP, _OWNER, _HISTORY, _ORIGIN = "step", "configuration", "history", "origin"
 
 
 class Checkpoints:
@@ -203,7 +204,7 @@ class Checkpoints:
 
         manager = self._manager = self._manager or self._begin_anew()
         tree = _storable(tree)
-        said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree)}
+        said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree), _DTYPES: _dtypes(tree)}
         if self._origin:
             said[_ORIGIN] = self._origin
         if history:
@@ -263,6 +264,13 @@ class Checkpoints:
                 f"checkpoint {step} in {self.folder} holds other arrays than this run has, as another version of the "
                 "program writes them; choose another folder or start over with fresh=True (--fresh)"
             )
+        stored, wanted = said.get(_DTYPES, {}), _dtypes(abstract)
+        if others := [name for name in stored.keys() & wanted.keys() if stored[name] != wanted[name]]:
+            name = min(others)
+            raise ConfigMismatchError(
+                f"checkpoint {step} in {self.folder} holds {name} as {stored[name]}, and this run has {wanted[name]}: "
+                "jax_enable_x64 or the inputs differ; choose another folder or start over with fresh=True (--fresh)"
+            )
         import jax
         import orbax.checkpoint as ocp
 
@@ -314,6 +322,13 @@ def _shapes(tree: PyTree) -> str:
 
     shapes = {name: list(np.shape(leaf)) for name, leaf in named_leaves(tree).items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
+
+
+def _dtypes(tree: PyTree) -> dict[str, str]:
+    """The number formats of the arrays by name; a Python number has none."""
+    from jaxleak._tree import named_leaves
+
+    return {name: str(leaf.dtype) for name, leaf in named_leaves(tree).items() if hasattr(leaf, "dtype")}
 
 
 def _is_empty(leaf: Any) -> bool:

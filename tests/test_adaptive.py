@@ -7,9 +7,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from jaxleak import defenses, models, protocols
-from jaxleak._base import Batch, TransformedShare
+from jaxleak._base import Batch, Observation, TransformedShare
 from jaxleak._own_keys import Purpose, own_key
 from jaxleak.attacks import adaptive, presets
+from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.attacks.adaptive import _likelihood, _simulation
 from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.defenses import CLIENT_DEFENSES, client_defense
@@ -200,6 +201,21 @@ def test_who_knows_that_noise_decays_goes_by_the_round(client, payload):
     early, late = (informed(client, defense, round=t).settings.gradients for t in (0, 10))
     found = jax.jit(lambda a, b: late.distance(a, b) / early.distance(a, b))(payload, other)
     np.testing.assert_allclose(found, 0.99**-20, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "strength"), [("sparsification", 10.0), ("withhold_top", 20.0), ("soteria", 0.5)])
+def test_the_truth_has_the_gradient_that_arrived(client, payload, kind, strength):
+    model, _, variables, batch = client
+    known = {"model": model, "variables": variables, "x": batch.x[:, 0], "y": batch.y, "round": 0, "mode": "train"}
+    defense = client_defense(kind, strength)
+    sent = defense.apply(jax.random.key(0), payload, **known)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, sent, labels=batch.y)
+    settings = presets.fedleak(10, homotopy=False)._replace(labels="given")
+    own = informed(client, defense, settings)
+    term = own.settings.compare.term(Setup(model, own.share, 2))
+    soft = jnp.eye(10)[batch.y]
+    for x, matched in ((batch.x[:, 0], True), (1 - batch.x[:, 0], False)):
+        assert bool(term.compare(seen, x, soft, None, None).misfit < term.matched_below) == matched
 
 
 def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client, payload):

@@ -259,3 +259,13 @@ def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
     share_of.batch_norm = "train"
     shadow_weights(KnownClient(moving, model, share_of, 5, variables=given))
     assert jax.tree.structure(seen[0]) == jax.tree.structure(given)
+
+
+def test_shadow_clients_normalise_in_the_mode_of_the_client_and_have_its_loss():
+    """A defense that reads its client would otherwise be measured on another one."""
+    model, known = models.build("mlp", (4, 4, 1), 3), {}
+    share = lambda variables, batch: {"a": jnp.ones(1)}  # noqa: E731
+    share.batch_norm, share.loss = "eval", "the loss"
+    watching = SimpleNamespace(apply=lambda key, payload, **extra: known.update(extra) or payload)
+    shadow_weights(KnownClient(watching, model, share, 5, round=7))
+    assert (known["mode"], known["loss"], known["round"]) == ("eval", "the loss", 7)

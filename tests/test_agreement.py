@@ -1,6 +1,7 @@
 """The agreement of two starts: which starts it compares, how, and what a study says that it is worth."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +12,12 @@ from jaxleak import audit, metrics
 from jaxleak._base import Reconstruction
 from jaxleak._command.invert import run
 from jaxleak.audit._similarity import similarity
-from jaxleak.study.updates import Case, Outcome, attack, captions, compared, settings_as_run
+from jaxleak.study.updates import Case, Outcome, _problem, attack, captions, compared, settings_as_run
 
 CASE = Case(data="digits", model="mlp", pool=8, batch_size=4, iterations=3, restarts=2)
 IMAGES = np.random.default_rng(0).random((4, 12, 12, 3)).astype(np.float32)
 NOISE = np.random.default_rng(1).random((4, 12, 12, 3)).astype(np.float32)
+LAST = np.arange(4) == 3
 
 
 def starts(*images, scores):
@@ -33,6 +35,13 @@ def test_the_two_best_starts_are_compared_in_the_answers_order():
     np.testing.assert_allclose(found.value, metrics.ssim(IMAGES, IMAGES * np.float32(0.9)), rtol=1e-6)
     assert found.value.shape == (4,)
     assert found.value.min() > 0.9
+
+
+def test_starts_in_an_order_that_is_not_its_own_inverse_are_compared_in_the_answers():
+    both = starts(np.roll(IMAGES, 1, axis=0), IMAGES, scores=(2.0, 1.0))
+    found = audit.agreement(both)
+    np.testing.assert_array_equal(found.other, IMAGES)
+    np.testing.assert_allclose(found.value, 1)
 
 
 def test_starts_that_found_different_images_do_not_agree():
@@ -154,6 +163,20 @@ def test_what_is_undetermined_stands_beside_its_agreement():
         "agreement": [0.99, 0.5], "undetermined": [True, False],
     }  # fmt: skip
     assert list(compared(second._replace(undetermined=None))) == ["agreement"]
+
+
+def test_an_image_is_undetermined_where_a_rival_or_an_image_of_its_class_explains_the_update(monkeypatch):
+    monkeypatch.setattr(_problem, "_explaining", lambda *_: ("share", "seen"))
+    monkeypatch.setattr(_problem, "known_defense", lambda case: None)
+    rival = SimpleNamespace(undetermined=np.arange(4) == 0, answer_misfit=0.2)
+    monkeypatch.setattr(audit, "rival", lambda *_, **__: rival)
+    monkeypatch.setattr(audit, "indistinct", lambda share, seen, x, y, misfit, **_: np.full(4, misfit == 0.2) & LAST)
+    both = starts(IMAGES, IMAGES, scores=(1.0, 2.0))
+    found = audit.best_restart(both)._replace(gradient_matched=np.ones(4, bool))
+    asked = _problem.asked_for_rivals(CASE, audit.agreement(both), None, None, found, 0)
+    assert asked.undetermined.tolist() == [True, False, False, True]
+    unmatched = found._replace(gradient_matched=~LAST)
+    assert _problem.asked_for_rivals(CASE, audit.agreement(both), None, None, unmatched, 0).undetermined is None
 
 
 @pytest.mark.slow

@@ -406,6 +406,8 @@ def test_labels_are_searched_for_given_or_left_as_they_started(small):
         start = attack.init(jax.random.key(0), problem.template)
         state, _ = jax.jit(attack.step)(jax.random.key(0), start, seen)
         before, after = np.asarray(start.data.y), np.asarray(state.data.y)
+        answered = np.asarray(attack.reconstruct(state, seen).y)
+        assert (answered == (-1 if mode == "fixed" else after.argmax(axis=-1))).all()
         np.testing.assert_array_equal(after[others], before[others])
         if mode == "joint":
             assert (after[index] != before[index]).all()
@@ -424,6 +426,7 @@ def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, tra
     (narrow, info), (wide, _) = (step(jax.random.key(0), state, observation) for observation in seen)
     for a, b in zip(*map(jax.tree.leaves, (narrow, wide)), strict=True):
         np.testing.assert_array_equal(a, b)
+    assert (attack.reconstruct(narrow, seen[0]).y == -1).all()  # no label was looked for
     assert np.isfinite(info["F3"])
     assert (narrow.data.x != state.data.x).any()
 

@@ -415,7 +415,7 @@ def test_pictures_are_the_first_sixteen():
 def test_step_three_goes_on_from_the_tables_where_there_are_some(monkeypatch):
     found = []
     monkeypatch.setattr(cafe_runs, "step_three", lambda *_, tables, **__: (found.append(tables), {}))
-    monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {"psnr": 1.0})
+    monkeypatch.setattr(cafe_runs, "_psnr", lambda *_, **__: {"psnr": 1.0})
     problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
     tables_of = cafe_runs.NestedTables("V and H", [(1, 2.0, 3.0)], 0.25)
     with_tables = cafe_runs.descent(Setting("descent"), problem, tables_of)

@@ -241,6 +241,14 @@ def test_a_whole_checkpoint_of_other_arrays_is_refused_and_stays(checkpoints):
     chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(5))
 
 
+def test_a_whole_checkpoint_of_another_precision_is_refused_and_stays(checkpoints):
+    checkpoints.save(5, {"x": np.zeros(3)})
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    with pytest.raises(ConfigMismatchError, match="holds x as float64, and this run has float32"):
+        reopened.restore_latest({"x": np.zeros(3, np.float32)})
+    assert reopened.latest_step() == 5
+
+
 def test_a_history_comes_back_with_its_checkpoint(checkpoints):
     loss = np.arange(6, dtype=np.float32).reshape(3, 2)
     checkpoints.save(3, _tree(3), {"loss": loss, "frozen": loss > 4})

@@ -32,6 +32,17 @@ def test_one_step_is_the_gradient(model, problem):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), payload, expected)
 
 
+@pytest.mark.parametrize("defense", [defenses.gaussian_noise(100.0), defenses.dp_sgd(1.0, 200.0)])
+def test_noise_is_drawn_anew_in_every_round(model, problem, defense):
+    """The same noise in two rounds would vanish in their difference."""
+    protocol = protocols.client(protocols.ClientShare(model), num_samples=B, batch_size=B, defense=defense)
+    state, step, sent = jax.jit(protocol.init)(jax.random.key(0)), jax.jit(protocol.round), []
+    for _ in range(2):
+        state, transcript = step(jax.random.key(1), state, problem.private)
+        sent.append(reference.flat(transcript.payload))
+    assert np.abs(sent[1] - sent[0]).max() > 10
+
+
 def test_clients_that_compute_the_same_are_equal(model):
     """So that what was compiled for one serves the other."""
     share, again = protocols.ClientShare(model), protocols.ClientShare(model)

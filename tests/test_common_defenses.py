@@ -203,7 +203,7 @@ def test_non_finite_payloads_are_refused_before_compiling(case):
 
 
 def _federation(defense):
-    return protocols.federated_averaging(MODEL, [np.arange(2)] * 2, batch_size=1, learning_rate=0.1, defense=defense)
+    return protocols.federated_averaging(MODEL, [np.arange(2)] * 2, batch_size=1, learning_rate=1e-3, defense=defense)
 
 
 def _linear(parties):

@@ -167,6 +167,12 @@ def test_replacing_an_example_costs_twice_the_clip():
     assert replaced == pytest.approx(epsilon_of(noise_multiplier=1.0, **full), rel=1e-6)
 
 
+def test_a_batch_that_is_no_whole_number_is_rounded_up():
+    plan = {"noise_multiplier": 2.0, "steps": 3, "delta": 1e-5, "sampling": "without_replacement", "examples": 10}
+    assert epsilon_of(sampling_rate=0.25, **plan) == epsilon_of(sampling_rate=0.3, **plan)
+    assert epsilon_of(sampling_rate=0.25, **plan) > epsilon_of(sampling_rate=0.2, **plan)
+
+
 @pytest.mark.parametrize("epsilon", [0.1, 10.0, 1e5])
 def test_the_noise_for_an_epsilon_gives_it(epsilon):
     plan = {"sampling_rate": 0.05, "steps": 60, "delta": 1e-5}
@@ -228,7 +234,11 @@ GOOD = {"sampling_rate": 0.1, "steps": 10, "delta": 1e-5}
         (noise_multiplier_of, {**GOOD, "epsilon": 1, "delta": 2}, "delta must be < 1"),
         (noise_multiplier_shorthand, {"epsilon": 0, "delta": 0.1}, "epsilon must be > 0"),
         (noise_multiplier_shorthand, {"epsilon": 1, "delta": 1}, "delta must be < 1"),
-        (epsilon_of_schedule, {"noise_multipliers": [], "sampling_rate": 1, "delta": 0.1}, "steps must be > 0"),
+        (
+            epsilon_of_schedule,
+            {"noise_multipliers": [], "sampling_rate": 1, "delta": 0.1},
+            "the number of noise_multipliers must be > 0",
+        ),
         (epsilon_of_schedule, {"noise_multipliers": [1, -1], "sampling_rate": 1, "delta": 0.1}, "must be > 0, got -1"),
     ],
 )

@@ -13,7 +13,7 @@ import scipy.optimize
 
 from jaxleak import protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import chain, composed, dp_sgd, feature_dropout, guardian, outpost, quantize, soteria
+from jaxleak.defenses import chain, composed, dp_sgd, feature_dropout, guardian, outpost, quantize, soteria, stateless
 from jaxleak.defenses._guardian import sensitivities
 from jaxleak.defenses._outpost import risk
 from jaxleak.defenses._soteria import leakage_ratios
@@ -230,6 +230,19 @@ def test_representation_defenses_chain():
         chain(soteria(0.5), quantize(8))
     with pytest.raises(ValueError, match="per_example must be a defense at per_example_gradient, got one at payload"):
         composed(quantize(8), soteria(0.5))
+
+
+def test_members_of_a_composition_draw_with_keys_of_their_own():
+    """The second takes off what it draws, which would be the noise of the first if both had one key."""
+
+    def noise(key, payload, **_):
+        return jax.tree.map(lambda leaf: 0 * leaf + jax.random.normal(key, leaf.shape[1:]), payload)
+
+    def less(key, payload, **_):
+        return jax.tree.map(lambda leaf: leaf - jax.random.normal(key, leaf.shape), payload)
+
+    left = _share(composed(stateless("per_example_gradient", noise), stateless("representation", less)))
+    assert np.abs(reference.flat(left)).max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,18 @@ def test_the_server_sees_the_mean_and_no_single_payload():
         assert not np.allclose(leaf, a, atol=1e-6)
 
 
+@pytest.mark.parametrize("entry", [np.nan, 1e6])
+def test_what_fixed_point_cannot_hold_is_no_sum(entry):
+    model = models.build("mlp", (2, 2, 1), 3)
+    share = protocols.ClientShare(model, clients=2)
+    private = Batch(jnp.full((4, 1, 2, 2, 1), 0.5), jnp.array([0, 1, 2, 0]), jnp.arange(4))
+    protocol = protocols.client(share, num_samples=4, batch_size=2, secure_aggregation=24)
+    state = protocol.init(KEY)
+    state = state._replace(params=jax.tree.map(lambda leaf: jnp.full_like(leaf, entry), state.params))
+    _, transcript = jax.jit(protocol.round)(KEY, state, private)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(transcript.payload))
+
+
 @pytest.mark.slow
 def test_cancelling_noise_is_in_a_single_upload_and_not_in_the_sum():
     share = protocols.ClientShare(models.build("mlp", (2, 2, 1), 3, widths=(3,)))

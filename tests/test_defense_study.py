@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,19 @@ def test_changes_are_of_the_same_seeds():
     assert found["accuracy_change_values"] == [-0.25, 0.0]
     assert (found["leak_change"], found["leak_change_spread"]) == (-8.0, 2.0)
     assert _trade_offs._change(row, None) == {}
+
+
+def test_changes_are_against_the_undefended_upload_of_a_single_client(monkeypatch):
+    """An average over several clients leaks less, which no defense that is compared with it has done."""
+    cases = [Case(), Case(clients=2), Case(defense="quantization", strength=1.0), Case(local_steps=2)]
+    leaks = dict(zip(cases, (20.0, 5.0, 16.0, 9.0), strict=True))
+    measured = lambda point, *_: {"accuracy_values": [0.5], "leak_values": [leaks[point.case]]}  # noqa: E731
+    monkeypatch.setattr(_trade_offs, "_measured", measured)
+    monkeypatch.setattr(_trade_offs, "cell_of_point", lambda point, *_: point)
+    monkeypatch.setattr(_trade_offs, "run_cells", lambda cells, *_, beside, **__: [beside(cell, []) for cell in cells])
+    points = [TradeOffPoint(case, "curve", case.strength) for case in cases]
+    rows = _trade_offs.run_trade_off(points, None, None, SimpleNamespace(federation=None), seeds=(0,), budget=None)
+    assert [row["leak_change"] for row in rows] == [0.0, -15.0, -4.0, 0.0]
 
 
 def test_examples_gradients_need_one_step():

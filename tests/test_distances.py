@@ -114,7 +114,7 @@ def test_layer_weights_as_sequence_tree_and_function(trees):
     weights = [0.5, 0.0, 3.0]
     slow = sum(w * np.abs(a[k] - b[k]).sum() for w, k in zip(weights, "abc", strict=True))
     as_tree = dict(zip("abc", weights, strict=True))
-    for form in (weights, as_tree, lambda i: weights[i]):
+    for form in (weights, np.asarray(weights), jnp.asarray(weights), as_tree, lambda i: weights[i]):
         np.testing.assert_allclose(o.layer_weighted(o.l1, form)(a, b), slow, rtol=1e-5)
     squared = sum(w**2 * ((a[k] - b[k]) ** 2).sum() for w, k in zip(weights, "abc", strict=True))
     np.testing.assert_allclose(jax.jit(o.layer_weighted(o.squared_l2, weights))(a, b), squared, rtol=1e-5)

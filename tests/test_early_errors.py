@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import Batch, Transcript, attacks, data, defenses, metrics, models, objectives, protocols, threats
+from jaxleak import Batch, Transcript, attacks, audit, data, defenses, metrics, models, objectives, protocols, threats
 from jaxleak._jitted import jitted_for_few
 from jaxleak.attacks import aggregated, party_records
+from jaxleak.capture._update import named_arrays
 
 KEY = jax.random.key(0)
 PARTIES = models.bottom_top((2, 1), 3, bottom=(4,), top=(4,))
@@ -81,7 +82,7 @@ def test_paths_of_leaves_are_no_text():
             threats.Threat(payload="first/bias"), Transcript(None, None, _payload(), None, None, None)
         ),
     ):
-        with pytest.raises(ValueError, match=r"paths of leaves must be a list, such as \('.*',\), got a text"):
+        with pytest.raises(ValueError, match=r"paths of leaves must be a tuple, such as \('.*',\), got a text"):
             refused()
 
 
@@ -231,6 +232,21 @@ def test_features_of_other_records_are_refused():
         (lambda: defenses.client_defense("encrypt_bottom", 120), r"percent must be in \[0, 100\], got 120"),
         (lambda: data.quantity_skew(0, np.zeros(900), 3, low=50.7), "low must be a whole number"),
         (lambda: threats.view(threats.Threat(party=0, payload=("first",)), SENT), "a party sees no payload"),
+        (lambda: protocols.client("x", num_samples=4, batch_size=2), "share must be a ClientShare, as protocols"),
+        (
+            lambda: protocols.horizontal("x", workers=2, num_samples=4, batch_size=2),
+            "model must be a SplitModel, as models.split makes, got a str",
+        ),
+        (lambda: protocols.federated_averaging("x", [[0]], batch_size=1), "model must be a Classifier, as models"),
+        (lambda: named_arrays({"a.b": np.ones(2), "a": {"b": np.ones(3)}}), "update has two arrays under the name a.b"),
+        (
+            lambda: audit.watch(None, threats.Threat(payload=["head"]), None, None, key=KEY, rounds=1),
+            r"threat\.payload must be a tuple of paths, .* or None, got \['head'\]",
+        ),
+        (
+            lambda: defenses.epsilon_of_schedule(noise_multipliers=[], sampling_rate=0.1, delta=1e-5),
+            "the number of noise_multipliers must be > 0",
+        ),
         (lambda: protocols.ClientShare("convnet"), "model must be a Classifier, as models.build makes, got a str"),
         (lambda: protocols.ClientShare(models.mlp((2, 2, 1), 3), loss="mse"), "loss must be a function"),
     ],

@@ -191,6 +191,21 @@ def test_clients_keep_what_error_feedback_left_out(samples):
         np.testing.assert_allclose(carried, rest, atol=1e-5)
 
 
+def test_a_client_that_is_drawn_keeps_its_own_rest():
+    """Every client has one image, with a single pixel of its own, which alone its rest can be of."""
+    federation = protocols.federated_averaging(
+        _mlp(), [np.array([client]) for client in range(3)], batch_size=1, clients_per_round=1, learning_rate=0.1,
+        defense=defenses.sparsify(1.0, error_feedback=True),
+    )  # fmt: skip
+    x = np.eye(np.prod(SHAPE), dtype=np.float32)[:3].reshape(3, 1, *SHAPE)
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, Batch(x, np.arange(3, dtype=np.int32), np.arange(3)), 6)
+    rest = np.asarray(end.clients["dense_0"]["kernel"]).any(axis=2)
+    clients, pixels = np.nonzero(rest)
+    np.testing.assert_array_equal(clients, pixels)
+    assert len(clients) >= 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -203,6 +218,8 @@ def test_clients_keep_what_error_feedback_left_out(samples):
         ({"parts": [np.arange(2), np.array([3, -1])]}, r"whole and >= 0, but parts\[1\] has others"),
         ({"parts": [np.array([0.5, 1.0])]}, r"whole and >= 0, but parts\[0\] has others"),
         ({"defense": defenses.marvell(num_classes=2)}, "place must be one of payload"),
+        ({"defense": defenses.adam_step(1e-3)}, "must be that of the clients' adam_step, 0.001, got 0.0001"),
+        ({"parts": []}, "the number of parts must be > 0"),
         ({"defense": defenses.marvell(num_classes=9)._replace(place="payload")}, r"that of the model, \d, got 9"),
     ],
 )
@@ -251,6 +268,21 @@ def test_examples_are_defended_in_every_local_step(samples):
     end = federation.run(jax.random.key(1), start, samples, 1)
     before, after = (reference.flat(state.variables["params"]) for state in (start, end))
     assert np.linalg.norm(after - before) == pytest.approx(2 * 0.5 * 1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("clients", "steps", "rounds", "deviation"), [(1, 2, 1, 2**0.5), (1, 1, 2, 2**0.5), (2, 1, 1, 0.5**0.5)]
+)
+def test_noise_is_drawn_anew_in_every_step_and_round_and_by_every_client(samples, clients, steps, rounds, deviation):
+    """Noise of deviation 1 on gradients that are clipped to next to nothing; the same twice would not average."""
+    federation = protocols.federated_averaging(
+        _mlp(), [np.arange(1)] * clients, batch_size=1, local_steps=steps, learning_rate=1.0,
+        defense=defenses.dp_sgd(1e-6, 1e6),
+    )  # fmt: skip
+    start = federation.init(jax.random.key(0))
+    end = federation.run(jax.random.key(1), start, samples, rounds)
+    before, after = (reference.flat(state.variables["params"]) for state in (start, end))
+    assert np.std(after - before) == pytest.approx(deviation, rel=0.2)
 
 
 def test_per_example_gradients_need_a_network_that_does_not_mix_examples():

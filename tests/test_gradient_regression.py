@@ -158,6 +158,16 @@ def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
     np.testing.assert_array_equal(fitted[0], features[:7])
 
 
+def test_a_record_that_the_first_epoch_left_out_is_not_read_in_a_later_one():
+    """Its gradient there is one of other parameters than those of all other rows."""
+    index = np.array([[0, 1], [2, 3], [4, 0], [1, 2]])
+    record = PartyRecord(jnp.ones((4, 2, 1)), None, None, None, None, None, jnp.ones((4, 2, 3)))
+    seen = Observation(jnp.arange(4), index=jnp.asarray(index), party=record)
+    records, rows = gradient_regression._first_visits(seen, np.zeros((5, 1)))
+    assert records.tolist() == [0, 1, 2, 3]
+    assert len(rows) == 4
+
+
 def test_a_gradient_of_zero_has_no_direction():
     seen, _, _ = run(0)
     zero = seen._replace(party=seen.party._replace(output_gradient=0 * seen.party.output_gradient))

@@ -96,7 +96,7 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     case, variables, sent = audited(monkeypatch, None)
     assert seen(case.observation) == {"round", "params", "payload"}
     jax.tree.map(np.testing.assert_array_equal, (case.observation.params, case.observation.payload), (variables, sent))
-    known = ("defended", "defense", "loss_known", "loss_shown", "precision", "unknowns")
+    known = ("defended", "defense", "loss_known", "loss_shown", "precision", "unknowns", "contradicted")
     expected = ("share", "observation", "samples", "store", "key", "show", *known)
     assert case._fields == expected
     for leaf in jax.tree.leaves(case.template):
@@ -173,7 +173,7 @@ def test_cafes_baselines_are_granted_what_their_name_says(method, granted, monke
         return None, {}
 
     monkeypatch.setattr(cafe_runs, "step_three", note)
-    monkeypatch.setattr(cafe_runs, "_psnr", lambda *_: {})
+    monkeypatch.setattr(cafe_runs, "_psnr", lambda *_, **__: {})
     problem = SimpleNamespace(private=SimpleNamespace(y=[0]))
     cafe_runs.descent(cafe_runs.Setting("descent", method=method), problem, None)
     assert found == [Threat(True, False, False, False, None, None)._replace(**granted)]

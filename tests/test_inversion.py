@@ -474,6 +474,26 @@ def test_granted_labels_that_are_no_classes_end_the_search(model, observed, labe
     assert info["frozen"]
 
 
+def test_a_search_that_never_left_its_start_has_no_answer(model, observed):
+    _, seen, truth = observed
+    attack = engine(model, observed[0], settings(labels="given"))
+    state = jax.jit(attack.init)(jax.random.key(3), truth)
+    for labels, answered in ((truth.y, True), (truth.y.at[0].set(-1), False)):
+        found = jax.jit(attack.reconstruct)(state, seen._replace(labels=labels))
+        assert bool(found.answered.all()) == bool(found.answered.any()) == answered
+
+
+def test_of_several_labels_per_image_none_may_be_a_finding(model, observed):
+    _, seen, truth = observed
+    share = protocols.ClientShare(model, loss=objectives.binary_cross_entropy)
+    attack = attacks.inversion(model, share, settings(labels="given"), batch_size=B)
+    state = jax.jit(attack.init)(jax.random.key(3), truth)
+    findings = jnp.array([[0.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
+    _, info = jax.jit(attack.step)(jax.random.key(4), state, seen._replace(labels=findings))
+    assert np.isfinite(info["loss"])
+    assert not info["frozen"]
+
+
 def test_a_last_layer_without_bias_or_name_is_explained():
     class Bare(nn.Module):
         @nn.compact

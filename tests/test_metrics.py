@@ -400,6 +400,8 @@ def test_scores_of_a_batch_are_those_of_the_single_measures_after_clipping_and_m
         "label_accuracy": 2 / 3,
     }
     assert scores == pytest.approx(expected)
+    exact, _ = metrics.image_scores(truth, np.concatenate([truth[:1], clipped[1:]]))
+    assert exact["psnr"] == pytest.approx((200 + metrics.psnr(truth, clipped)[1:].sum()) / 3)
     table, _ = metrics.image_scores(truth[:, :1], truth[:, :1] / 2)
     assert set(table) == {"psnr", "psnr_best_match", "psnr_up_to_scale", "psnr_grey"}
 
@@ -486,6 +488,8 @@ class TestFeatures:
                 score(self.TRUTH, self.ESTIMATE, np.ones(2, bool))
         with pytest.raises(ValueError, match="truth must vary"):
             metrics.feature_r2(self.TRUTH[:, 1:], self.ESTIMATE[:, 1:])
+        with pytest.raises(ValueError, match="truth must vary"):  # whose mean is not 0.1 in floating point
+            metrics.feature_r2(np.full((7, 1), 0.1), np.full((7, 1), 0.2))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_what_is_not_finite_has_no_score_unless_its_sample_does_not_count(self, bad):
@@ -497,3 +501,9 @@ class TestFeatures:
             with pytest.raises(ValueError, match=f"^estimate must be finite where samples count, got {bad}"):
                 score(self.TRUTH, spoilt, [0, 1])
             assert score(self.TRUTH, spoilt, [0, 2]) == score(self.TRUTH, self.TRUTH, [0, 2])
+
+
+def test_no_scale_turns_an_image_into_its_negative():
+    truth = np.random.default_rng(0).normal(size=(2, 4, 4, 1))
+    assert np.isfinite(metrics.psnr_up_to_scale(truth, -truth)).all()
+    np.testing.assert_allclose(metrics.psnr_up_to_scale(truth, -truth), metrics.psnr(truth, 0 * truth))

@@ -204,6 +204,14 @@ def test_truncation_is_by_tile_and_counts_its_own_bound(shape):
         assert bool(terms["tv"]) == counts
 
 
+def test_one_logit_is_that_of_class_one():
+    logits, y = jnp.array([[2.0], [-1.0], [0.5]]), jnp.array([1, 0, 1])
+    slow = np.mean([np.log1p(np.exp(-z if label else z)) for (z,), label in zip(logits, y, strict=True)])
+    assert float(objectives.binary_cross_entropy(logits, y)) == pytest.approx(slow, rel=1e-5)
+    slow = np.mean([(z - label) ** 2 for (z,), label in zip(logits, y, strict=True)])
+    assert float(objectives.squared_error(logits, y)) == pytest.approx(slow, rel=1e-5)
+
+
 def test_cross_entropies_of_hard_and_soft_labels_equal_loops():
     rng = np.random.default_rng(4)
     logits, y = rng.normal(size=(4, 3)), np.array([2, 0, 1, 2])

@@ -8,7 +8,7 @@ from small_updates import sent_by
 
 from jaxleak import Observation, metrics, models
 from jaxleak._tree import named_leaves
-from jaxleak.attacks._inversion.peeling import CUT, affine_solution, peel
+from jaxleak.attacks._inversion.peeling import CUT, affine_solution, dense_inputs, peel
 
 
 def _peeled(model, variables, gradient):
@@ -40,6 +40,12 @@ def test_a_layer_that_arrived_as_zeros_is_not_divided_by(perceptron):
     assert peeled.layer == second
     assert all(jnp.isfinite(leaf).all() for leaf in peeled.observation.payload.values())
     assert _peeled(model, variables, jax.tree.map(jnp.zeros_like, gradient)) is None
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+def test_small_gradients_give_a_dense_layers_inputs_as_well(size):
+    inputs, db = jnp.array([0.3, 0.7]), size * jnp.array([0.2, -0.5, 0.1])
+    np.testing.assert_allclose(dense_inputs(jnp.outer(inputs, db), db), inputs, rtol=1e-5)
 
 
 def test_a_branch_beside_the_layer_does_not_hide_its_inputs():

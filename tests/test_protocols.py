@@ -7,7 +7,7 @@ import reference
 
 from jaxleak import models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import clipped_gaussian, marvell, stateless
+from jaxleak.defenses import clipped_gaussian, gaussian_noise, marvell, stateless
 from jaxleak.objectives import cross_entropy
 from jaxleak.protocols._sampling import defense_key, draw_batch, draw_worker_batches
 
@@ -164,6 +164,17 @@ def test_a_round_records_what_happened(problem):
         seen.append(tuple(index))
     assert transcript.statistics is None
     _trees_close(state.params, problem.params, atol=0)
+
+
+def test_noise_is_drawn_anew_in_every_round(workers):
+    """The same noise in two rounds would vanish in their difference."""
+    model, _, private = workers
+    protocol = protocols.vertical(model, num_samples=12, batch_size=12, defense=gaussian_noise(100.0))
+    state, step, sent = jax.jit(protocol.init)(jax.random.key(1)), jax.jit(protocol.round), []
+    for _ in range(2):
+        state, transcript = step(jax.random.key(2), state, private)
+        sent.append(reference.flat(transcript.payload))
+    assert np.abs(sent[1] - sent[0]).max() > 10
 
 
 def test_the_servers_step_uses_the_defended_payload(workers):

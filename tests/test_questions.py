@@ -16,7 +16,7 @@ from jaxleak.audit._checks.head import _reads_positive
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._descent import explains_as_well
-from jaxleak.audit._verdict import without_loss
+from jaxleak.audit._verdict import questions, without_loss
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.one_sample import _inputs_alone, not_of_one_sample
@@ -178,6 +178,16 @@ def test_what_a_mask_hides_is_not_determined():
         np.testing.assert_allclose(found.unread, hidden / SHAPE[1], atol=0.1)
 
 
+def test_images_of_two_classes_may_be_one_where_the_loss_is_not_known(monkeypatch):
+    asked = []
+    monkeypatch.setattr(questions, "indistinct", lambda *_, pairs, **__: asked.append(pairs))
+    received, answer = SimpleNamespace(share=None, in_part=False, undone=None), answer_of()._replace(y=np.arange(2))
+    for unknowns, certified in ((0, ALL), (6, ALL), (6, ~ALL)):  # of images without a certificate it is not asked
+        case = SimpleNamespace(received=received, observation=None, unknowns=unknowns)
+        questions.indistinct_of(case, answer, 0.1, certified)
+    assert asked == [(), ((0, 1),), ()]
+
+
 def test_a_descent_that_broke_down_has_excluded_nothing():
     assert explains_as_well(float("nan"), 0.1)
     assert explains_as_well(0.1, float("nan"))
@@ -204,7 +214,8 @@ def test_inputs_of_a_layer_have_no_scale_where_the_client_may_have_changed_its_u
     _, (reason,) = decide([], Labels.none(10), answer, [], [])
     assert answer.attack == ALONE
     assert ("apart from copies of 1 in other tones" in reason) == defended
-    assert reason.endswith("from the update, if the update is one sample's, as stated.")
+    condition = "if the update is one sample's, as stated, and the layer's weights and biases have one learning rate."
+    assert reason.endswith(f"from the update, {condition}")
 
 
 def test_few_entries_that_point_where_the_weights_do_are_suspicious_only():

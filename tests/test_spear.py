@@ -13,6 +13,7 @@ import reference
 from jaxleak import Batch, Observation, attacks, audit, models, objectives, protocols
 from jaxleak.attacks._inversion import affine
 from jaxleak.attacks._inversion import spear as solver
+from jaxleak.audit._verdict import several_samples
 from jaxleak.audit._verdict.several_samples import _unsolved
 
 B, SHAPE, K, WIDTH = 4, (3, 4, 1), 12, 40
@@ -264,6 +265,27 @@ def test_a_sample_that_turns_on_what_another_does_is_not_certain(client):
     layer = solver.dense_layer_on_images(model, share.batch_norm)
     found = jax.jit(functools.partial(solver.images_without_loss, model, share.batch_norm, layer))(run.attack, seen)
     assert not found.certain.all()
+
+
+@pytest.mark.parametrize(
+    ("certain", "misfit", "certified"),
+    [([True, True], 1e-4, True), ([True, False], 1e-4, False), ([True] * 2, 2e-3, False)],
+)
+def test_a_solution_without_the_loss_certifies_what_is_certain_throughout(monkeypatch, certain, misfit, certified):
+    found = solver.ImagesWithoutLoss(
+        jnp.full((2, *SHAPE), 0.5), jnp.array(certain), jnp.array([False, True]), jnp.asarray(misfit)
+    )
+    replaced = {"_images_without_loss": found, "dense_layer_on_images": None, "rounding_of": 0.0}
+    for name, value in replaced.items():
+        monkeypatch.setattr(several_samples, name, lambda *_, value=value: value)
+    share, run = SimpleNamespace(model=None, batch_norm="train"), SimpleNamespace(attack=None)
+    for defended, toned in ((False, None), (True, [False, True])):  # a bias that was changed tells no brightness
+        case = SimpleNamespace(share=share, observation=None, samples=2, loss_known=False, defended=defended)
+        answer = several_samples._answer(case, None, run)
+        assert (answer is not None) == certified
+        assert not certified or answer.shown.all()
+        assert not certified or answer.cosine_distance == pytest.approx(misfit**2 / 2)
+        assert not certified or (answer.toned if toned is None else answer.toned.tolist()) == toned
 
 
 def test_what_kept_the_equations_from_a_solution_is_said(client):

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxleak import attacks, audit, models, protocols
 from jaxleak._base import Batch
-from jaxleak.defenses import SPLIT_PLACES, Defense, adaptive_dp_sgd, dp_sgd
+from jaxleak.defenses import SPLIT_PLACES, Defense, adaptive_dp_sgd, dp_sgd, gaussian_noise
 from jaxleak.threats import party_view, view
 
 N, B, WIDTHS, C = 6, 3, (2, 3), 3
@@ -119,8 +119,8 @@ def test_a_top_without_parameters_shows_labels(private):
 
 
 def _scale(place, factor):
-    def update(updates, state, params=None, *, key, labels, **extra):
-        assert labels.shape == (B,)
+    def update(updates, state, params=None, *, key, labels=None, **extra):
+        assert place == "bottom_output" if labels is None else labels.shape == (B,)
         return jax.tree.map(lambda leaf: factor * leaf, updates), state
 
     return Defense(place, optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update))
@@ -160,15 +160,30 @@ def test_embeddings_are_defended_before_the_label_holder_sees_them(model, privat
         np.testing.assert_allclose(transcript.parties[p].output, model.bottom(own, x), rtol=1e-5, atol=1e-6)
 
 
+def test_noise_is_drawn_anew_in_every_step(model, private):
+    """The same noise in two steps would vanish in their difference."""
+    noise = gaussian_noise(100.0, place="cut_gradient")
+    protocol = protocols.split_training(model, num_samples=N, batch_size=B, optimizer=optax.sgd(0.0), defenses=noise)
+    state, step, sent = jax.jit(protocol.init)(jax.random.key(1)), jax.jit(protocol.round), []
+    for _ in range(2):
+        state, transcript = step(jax.random.key(2), state, private)
+        sent.append(reference.flat(transcript.payload))
+    assert np.abs(sent[1] - sent[0]).max() > 10
+
+
 def _gradients(state, after, transcript):
     """Of all owners, as plain SGD with rate 1 applied them."""
     del transcript
     return jax.tree.map(lambda old, new: np.asarray(old) - np.asarray(new), state.params, after.params)
 
 
-def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, private):
-    plain = _gradients(*_step(model, private, optimizer=optax.sgd(1.0)))
-    kept = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=[_scale("per_example_gradient", 1.0)]))
+@pytest.mark.parametrize("before", [(), ("bottom_output", "top_output", "cut_gradient")])
+def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, private, before):
+    """Also where other defenses have changed what the examples' gradients are computed from."""
+    others = [_scale(place, 2.0) for place in before]
+    plain = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=others))
+    own = _scale("per_example_gradient", 1.0)
+    kept = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=[*others, own]))
     for a, b in zip(*map(jax.tree.leaves, (plain, kept)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -327,6 +342,14 @@ def test_bad_input():
             defenses=[dp_sgd()],
             interactive=protocols.encrypted_first(cipher="plain"),
         )
+    with pytest.raises(ValueError, match="loss must be a mean over the batch behind a defense of single examples"):
+        protocols.split_training(
+            model, num_samples=4, batch_size=2, defenses=dp_sgd(), loss=lambda logits, y: jnp.sum(logits**2)
+        )
+    mixing = model._replace(bottom=lambda own, x: model.bottom(own, x) - model.bottom(own, x).mean(axis=0))
+    protocols.split_training(mixing, num_samples=4, batch_size=2)
+    with pytest.raises(ValueError, match="depends on the other samples of the batch"):
+        protocols.split_training(mixing, num_samples=4, batch_size=2, defenses=dp_sgd())
     with pytest.raises(ValueError, match="party must be >= 0"):
         party_view(-1)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxleak import models, protocols
+from jaxleak import Batch, models, protocols
 from jaxleak.audit._checks import laws, symmetry
 from jaxleak.audit._checks.finding import DEFENSE_OTHER
 from jaxleak.audit._checks.precision import FULL, Precision
@@ -29,7 +29,7 @@ def test_the_laws_of_a_network_of_relus_are_kept_by_its_gradients_and_not_by_oth
     assert found.combinations.shape == (len(found.directions), len(found.tolerances))
     assert len(found.tolerances) == 2  # as a whole, and unit by unit
     np.testing.assert_allclose(np.linalg.norm(found.combinations, axis=0), 1, rtol=1e-9)
-    gradients = [laws._simulated(share, variables, 2, jax.random.key(seed)) for seed in (5, 6)]
+    gradients = [laws._simulated(share, variables, 2, jax.random.key(seed), False) for seed in (5, 6)]
     assert max(laws.against(found, variables, gradient).worst for gradient in gradients) <= 1
     w, g = variables["params"], gradients[0]
     first = (w["dense_0"]["kernel"] * g["dense_0"]["kernel"]).sum(axis=0) + w["dense_0"]["bias"] * g["dense_0"]["bias"]
@@ -77,7 +77,7 @@ def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, cou
     monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
     monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(count, worst, np.zeros(count)))
     monkeypatch.setattr(symmetry, "_cause", lambda *_: ("a cause", ("--option",)))
-    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False), local_steps=1)
+    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False, image_shape=(6, 6, 1)), local_steps=1)
     (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
     assert (finding.name, finding.status) == (symmetry.SYMMETRIES, status)
     assert (finding.cause, finding.option) == (("a cause", "--option") if worst > 1 else ("", ""))
@@ -87,7 +87,9 @@ def test_a_law_is_broken_from_some_multiple_of_its_tolerance_on(monkeypatch, cou
 def test_steps_are_named_where_they_may_be_why_no_law_is_left(monkeypatch, steps):
     monkeypatch.setattr(symmetry, "find_laws", lambda *_: None)
     monkeypatch.setattr(symmetry, "against", lambda *_: laws.Broken(0, 0.0, np.zeros(0)))
-    share = SimpleNamespace(model=SimpleNamespace(has_running_statistics=False), local_steps=steps)
+    share = SimpleNamespace(
+        model=SimpleNamespace(has_running_statistics=False, image_shape=(6, 6, 1)), local_steps=steps
+    )
     (finding,) = symmetry.check_symmetries(share, None, None, 1, KEY)
     assert ("Several steps leave fewer such directions than one." in finding.evidence) == (steps > 1)
 
@@ -206,7 +208,7 @@ def _small():
     """A small network of ReLUs, its client, and the gradient of two samples."""
     model = models.mlp((4, 4, 1), 5, widths=(6, 6))
     variables, share = jax.jit(model.init)(KEY), protocols.ClientShare(model)
-    return variables, share, laws._simulated(share, variables, 2, jax.random.key(5))
+    return variables, share, laws._simulated(share, variables, 2, jax.random.key(5), False)
 
 
 @functools.cache
@@ -251,3 +253,37 @@ def test_the_number_that_is_named_takes_the_decay_off():
         "failed",
         f"--update minus 0.00123 times the weights {summed}, or {DEFENSE_OTHER}",
     )
+
+
+def test_a_normalisation_of_one_hot_codes_is_checked_on_such_codes():
+    """The epsilon of a normalisation counts beside small embeddings: their scale is no symmetry, as it is of images."""
+    tokens, width = 200, 8
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "embedding": 0.08 * jax.random.normal(keys[0], (tokens, width)),
+        "scale": jnp.ones(width),
+        "hidden": {"kernel": jax.random.normal(keys[1], (width, 8)) / 3, "bias": jnp.zeros(8)},
+        "out": {"kernel": jax.random.normal(keys[2], (8, 4)) / 3, "bias": jnp.zeros(4)},
+    }
+
+    def network(variables, x):
+        p = variables["params"]
+        z = x[..., 0] @ p["embedding"]
+        z = z / jnp.sqrt(z.var(axis=-1, keepdims=True) + 1e-5) * p["scale"]
+        h = jax.nn.relu(z @ p["hidden"]["kernel"] + p["hidden"]["bias"]).mean(axis=1)
+        return h @ p["out"]["kernel"] + p["out"]["bias"]
+
+    model, variables = models.from_function(network, {"params": params}, image_shape=(3, tokens, 1), num_classes=4)
+    share = protocols.ClientShare(model)
+    x = jax.nn.one_hot(jnp.array([[1, 5, 1]]), tokens)[..., None]
+    sent = share(variables, Batch(x[:, None], jnp.array([2]), jnp.arange(1)))
+    assert symmetry.seems_one_hot(sent, model.image_shape)
+    laws_of_images = laws.find_laws(share, variables, 1, KEY)
+    assert laws.against(laws_of_images, variables, sent).worst > 1
+    (found,) = symmetry.check_symmetries(share, variables, sent, 1, KEY)
+    assert found.status == "passed"
+    other = jax.tree.map(
+        lambda w: w * (1 + 0.02 * jnp.sin(jnp.arange(w.size, dtype=w.dtype)).reshape(w.shape)), variables
+    )
+    (found,) = symmetry.check_symmetries(share, other, sent, 1, KEY)
+    assert found.status == "failed"

@@ -403,10 +403,12 @@ def test_after_several_steps_a_certificate_takes_images_that_leave_little_of_the
 
 def test_certificates_of_several_images_have_conditions_that_no_search_can_tell():
     share, precision = SimpleNamespace(total_steps=1), SimpleNamespace(of_weights=False)
-    case = SimpleNamespace(share=share, precision=precision, samples=3)
+    case = SimpleNamespace(share=share, precision=precision, samples=3, defended=True)
     assert conditions(case) == "the loss and the batch size are as stated, with labels that are neither mixed nor soft"
     case.samples, share.total_steps = 1, 2
     assert conditions(case) == "the loss, the batch size, the learning rate and the momentum are as stated"
+    case.defended = False
+    assert conditions(case).endswith("are as stated, and the update is neither clipped nor scaled")
 
 
 def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():

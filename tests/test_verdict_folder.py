@@ -53,6 +53,21 @@ def test_another_network_with_the_same_weights_is_another_audit(perceptron, tmp_
     Store(tmp_path, identity, 1.0, fresh=True)
 
 
+def test_another_input_is_another_audit(perceptron):
+    model, variables, _, gradient = perceptron
+    share, facts = protocols.ClientShare(model), capture.Facts(batch_size=1)
+    twice = lambda tree: jax.tree.map(lambda leaf: 2 * leaf, tree)  # noqa: E731
+    first = _identity(share, variables, gradient, facts, 0)
+    for given, differing in (
+        ((twice(variables), gradient, facts, 0), {"weights", "network"}),
+        ((variables, twice(gradient), facts, 0), {"update"}),
+        ((variables, gradient, capture.Facts(batch_size=1, momentum=0.5), 0), {"client"}),
+        ((variables, gradient, facts, 1), {"seed"}),
+    ):
+        other = _identity(share, *given)
+        assert {name for name in other if other[name] != first.get(name)} == differing
+
+
 def test_damaged_files_of_an_audit_are_named_and_can_be_started_afresh(tmp_path):
     notes, fields = tmp_path / "audit.json", {"attack": "peeling", "misfit": 0.5, "cosine_distance": 0.5}
     good = {"identity": {"seed": 0}, "seconds": 1.0, "answers": {"peeling": fields}}

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_updates import answer_of, case_of
+from small_updates import answer_of, case_of, pictures
 
 from jaxleak import Observation, defenses, protocols
+from jaxleak.audit._independent import independent_numbers
 from jaxleak.audit._verdict import one_sample, stages
+from jaxleak.audit._verdict import search as searches
 from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.questions import distance_of_truth
 from jaxleak.audit._verdict.verdict import Answer, best_of
@@ -62,6 +64,15 @@ def test_fewer_equations_than_unknowns_certify_nothing(perceptron):
     assert not found.shown.any()
 
 
+def test_entries_that_a_defense_left_out_are_not_known_to_be_zero(perceptron):
+    model, variables, _, gradient = perceptron
+    few = defenses.sparsify(10.0).apply(jax.random.key(3), gradient)
+    case = case_of(protocols.ClientShare(model), Observation(jnp.zeros((), jnp.int32), variables, few))
+    case = case._replace(defense=defenses.sparsify(10.0))
+    assert case.held == independent_numbers(case.share, few, 1, zeros_tell=False)
+    assert case.held.entries < independent_numbers(case.share, few, 1).entries
+
+
 def test_an_answer_is_an_image_and_judged_as_one(perceptron):
     """What lies outside of [0, 1] is cut off before its gradient is compared."""
     model, variables, _, gradient = perceptron
@@ -111,6 +122,45 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
         case = case_of(protocols.ClientShare(model, batch_norm=mode), seen)._replace(store=store)
         list(stages._gradient_matching(case, FEDLEAK))
     assert searched[0] == searched[1] != searched[2]
+
+
+@pytest.mark.parametrize(("unknowns", "remainder"), [(0, 0.01), (3, 0.08)])
+def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, remainder):
+    """Each of the questions finds another image open, and none is asked of images that are open already."""
+    places, masks, noises = np.arange(6), [], []
+    rivals = iter([places == 0, places == 1])
+    drawn = SimpleNamespace(off={}, of=lambda names: 0.1)
+
+    def asked(place):
+        return lambda *given: masks.append(given[-1].tolist()) or places == place
+
+    replaced = {
+        "_chunk": lambda case: 1,
+        "invert": lambda *_, **__: (None, None, None),
+        "all_starts": lambda *_, **__: None,
+        "best_restart": lambda starts: SimpleNamespace(x=np.zeros((6, 1)), y=np.zeros(6)),
+        "agreement": lambda starts: SimpleNamespace(value=np.ones(6)),
+        "graded": lambda case, name, x, y, **_: Answer(name, pictures(6), y, 0.1, 1e-9, agreement=np.ones(6)),
+        "rival_of": lambda *_: SimpleNamespace(undetermined=next(rivals), answer_misfit=remainder),
+        "indistinct_of": asked(2),
+        "without_weight": lambda case, answer: places == 3,
+        "turned_images": asked(4),
+        "toned_images": asked(5),
+        "left_by_noise": lambda case, answer: drawn,
+        "left_below_head": lambda case, other, noise: noises.append(noise) or 0.0,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(searches, name, function)
+    store = SimpleNamespace(left=1.0, checkpoints=lambda name: None)
+    case = SimpleNamespace(store=store, show=lambda *_: None, template=None, key=None, unknowns=unknowns)
+    found, _ = searches.search(case, "fedleak_400", SimpleNamespace(iterations=2), None)
+    open_ones = [0, *([1] if unknowns else []), 2, 3, 4]  # of blends it is asked where the loss is not known
+    assert np.flatnonzero(found.undetermined).tolist() == open_ones
+    assert np.flatnonzero(found.shown).tolist() == [place for place in places if place not in open_ones]
+    assert np.flatnonzero(found.toned).tolist() == [5]
+    assert [mask.count(False) for mask in masks] == [len(open_ones) - 3, len(open_ones) - 1, len(open_ones)]
+    assert (found.remainder, found.noise) == (remainder, 0.1)
+    assert noises == [None if remainder < 0.05 else drawn]  # noise that is not there as stated explains nothing
 
 
 class TestStages:

@@ -13,8 +13,8 @@ from experiments._vfl import study
 from experiments._vfl.options import Args
 from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
-from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, noise_multiplier_of, split_defense
-from jaxleak.study.parties import Runs, SplitCase, SplitSetup, records_of, seconds_of, split_problem
+from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, marvell, noise_multiplier_of, split_defense
+from jaxleak.study.parties import Runs, SplitCase, SplitSetup, _problem, records_of, seconds_of, split_problem
 from jaxleak.study.parties import _jobs as parties_jobs
 from jaxleak.study.parties import _truth as parties_truth
 from jaxleak.study.parties._jobs import runs_for
@@ -141,6 +141,15 @@ def test_default_strengths_are_those_of_the_paper_where_it_has_one():
     defender = {name: strength for name, strength in default.items() if name.startswith("vfl_defender")}
     assert defender == {"vfl_defender": 1.0, "vfl_defender_paper": 1.0, "vfl_defender_batch": 4.0}
     assert default["marvell"] == 1.0
+
+
+def test_a_defense_is_calibrated_to_the_real_run(monkeypatch):
+    """Noise for the fewer records of a shadow run would be stated with an epsilon that is not that of the run."""
+    asked = []
+    monkeypatch.setattr(_problem, "defense_of", lambda name, strength, run: asked.append(run) or marvell(num_classes=2))
+    sizes = {"shadow_records": 20, "victim_records": 48, "batch_size": 8, "task_epochs": 7}
+    split_problem(SplitCase("breast_cancer", defense="marvell", strength=1.25, **sizes), seed=0)
+    assert asked == [SplitRun(num_classes=2, batch_size=8, num_samples=48, epochs=7)]
 
 
 @pytest.mark.slow

@@ -71,7 +71,10 @@ def test_a_share_of_the_records_is_held_out_and_the_last_run_judges(monkeypatch,
     monkeypatch.setattr(selection, "train_vflrecon", train)
     monkeypatch.setattr(selection, "_held_out_loss", loss)
     private = jax.tree.map(lambda leaf: leaf[:count], _private())
-    runs = [Observation(jnp.array([n])) for n in range(3)]
+    runs = [Observation(jnp.array([n]), index=jnp.arange(count)[None]) for n in range(3)]
+    unseen = [run._replace(index=jnp.zeros((1, 0), jnp.int32)) for run in runs]
+    with pytest.raises(ValueError, match=r"none of the \d+ of \d+ records took part"):
+        party_records.select_fields(KEY, unseen, private, MODEL, party=0, task="labels")
     options = {} if share is None else {"held_out": share}
     found = party_records.select_fields(
         KEY, runs, private, MODEL, party=0, task="labels", candidates=(("gradient",), ["inputs"]), **options

@@ -234,7 +234,9 @@ def test_windows_hold_enough_of_every_class():
 
 def test_aligned_signals_by_hand():
     y = np.array([0, 1, 0, 0, 1])
-    gradients = np.random.default_rng(0).standard_normal((5, 3)) * np.array([3.0, 1.0, 1.0, 2.0, 5.0])[:, None]
+    gradients = np.random.default_rng(0).standard_normal((5, 3))
+    # In an order of lengths that is not its own inverse, so that ranks are not the places of a sorted array.
+    gradients *= np.array([[3.0], [1.0], [1.0], [2.0], [5.0]]) / np.linalg.norm(gradients, axis=1, keepdims=True)
     gradients[1] = 0  # of no direction
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / np.maximum(norms, 1e-9)[:, None]

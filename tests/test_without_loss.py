@@ -166,6 +166,21 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
 
 
 @pytest.mark.parametrize(
+    ("remainder", "fitted", "samples", "explained"),
+    [(0.01, 0.001, 2, False), (0.01, 0.009, 2, True), (0.0029, 0.0, 2, True), (0.01, 0.001, 1, True)],
+)
+def test_of_two_classes_blends_leave_little_under_another_loss(monkeypatch, remainder, fitted, samples, explained):
+    model = models.mlp((4, 4, 1), 2, widths=(6,), activation="tanh")
+    variables = jax.jit(model.init)(jax.random.key(0))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
+    case = case_of(protocols.ClientShare(model), seen)._replace(samples=samples, show=lambda *_: None)
+    monkeypatch.setattr(without_loss, "rival_of", lambda *_: SimpleNamespace(answer_misfit=fitted))
+    monkeypatch.setattr(without_loss, "_no_loss_is_fitted", lambda case: False)
+    near = answer_of(agreement=np.ones(2))._replace(x=np.full((2, 4, 4, 1), 0.5), remainder=remainder)
+    assert as_stated(case, near).explained == explained
+
+
+@pytest.mark.parametrize(
     ("remainder", "fitted", "noise", "lacks", "explained"),
     [
         (0.06, 0.055, 0.0, False, False),

@@ -43,6 +43,7 @@ def watch(
             such as one with labels out of range, or one that is not finite.
     """
     _validate.count(rounds=rounds)
+    _validate.granted_paths(**{"threat.payload": threat.payload})
     check_private(protocol, private)
     state, observations = _watch(protocol, threat, private, state, key, rounds)
     finite = np.asarray(_all_finite(observations))

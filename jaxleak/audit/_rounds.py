@@ -121,6 +121,7 @@ def run(
     _validate.count(rounds=rounds, chunk=chunk)
     _validate.one_of(EXECUTORS, executor=executor)
     _validate.made(Threat, "jaxleak.threats", threat=threat)
+    _validate.granted_paths(**{"threat.payload": threat.payload})
     callbacks = _validate.members("functions", callbacks=callbacks)
     if checkpoints is not None:
         _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)

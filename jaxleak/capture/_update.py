@@ -246,6 +246,10 @@ def named_arrays(update: Any, *, kind: Kind = "gradient") -> dict[str, np.ndarra
         if array.dtype.kind in "cSUmM" or np.ma.isMaskedArray(leaf):
             got = "a mask" if np.ma.isMaskedArray(leaf) else f"dtype {array.dtype}"
             raise ValueError(f"{name} must be an array of real numbers, got {got}")
+        if name in arrays:
+            raise ValueError(
+                f"update has two arrays under the name {name}: a dot in a name reads as a level of the tree"
+            )
         arrays[name] = array
     # A state of Flax's NNX ends every path with the attribute that holds the array.
     if arrays and all(name.endswith(".value") for name in arrays):

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from jaxleak import _validate
+from jaxleak._magnitudes import share_count
 
 PrivacySampling = Literal["poisson", "without_replacement"]
 PRIVACY_SAMPLINGS: tuple[PrivacySampling, ...] = ("poisson", "without_replacement")
@@ -113,6 +114,7 @@ def epsilon_of_schedule(
         ImportError: if `dp-accounting` is not installed.
     """
     steps = Counter(float(noise) for noise in noise_multipliers)
+    _validate.count(**{"the number of noise_multipliers": steps.total()})
     for noise in steps:
         _validate.positive(noise_multipliers=noise)
     _check_plan(sampling_rate, steps.total(), delta, sampling, examples)
@@ -198,6 +200,6 @@ def _event(
     else:
         assert examples is not None
         # Events measure noise in sensitivities, and replacing a gradient of norm 1 moves the sum by up to 2.
-        batch = max(1, round(rate * examples))
+        batch = share_count(examples, 100 * rate)  # rounded up, so that the bound stays one
         step = package.SampledWithoutReplacementDpEvent(examples, batch, package.GaussianDpEvent(noise_multiplier / 2))
     return package.SelfComposedDpEvent(step, int(steps))

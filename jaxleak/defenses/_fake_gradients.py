@@ -101,21 +101,24 @@ def fake_gradients(
             keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
             return jax.lax.map(lambda k: distance(candidate(k, leaves, sigmas), target), keys)
 
-        def draw_again(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            redraw, _ = carry
-            return redraw + 1, pool_distances(redraw + 1)
+        def draw_again(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            redraw, best, distances = carry
+            found = pool_distances(redraw + 1)
+            nearer = found.min() < distances.min()
+            return redraw + 1, jnp.where(nearer, redraw + 1, best), jnp.where(nearer, found, distances)
 
         if pool_size == 1 and not max_redraws:
             # No choice to make: tensors stay independent, and those that nobody reads are never drawn.
             only = jax.random.split(jax.random.fold_in(key, 0), 1)[0]
             return jax.tree.unflatten(treedef, imitate(candidate(only, leaves, sigmas))), state
 
-        redraw, distances = jax.lax.while_loop(
-            lambda carry: (carry[1].min() > threshold) & (carry[0] < max_redraws),
+        none = jnp.zeros((), jnp.int32)
+        _, best, distances = jax.lax.while_loop(
+            lambda carry: (carry[2].min() > threshold) & (carry[0] < max_redraws),
             draw_again,
-            (jnp.zeros((), jnp.int32), pool_distances(jnp.zeros((), jnp.int32))),
+            (none, none, pool_distances(none)),
         )
-        keys = jax.random.split(jax.random.fold_in(key, redraw), pool_size)
+        keys = jax.random.split(jax.random.fold_in(key, best), pool_size)
         nearest = candidate(keys[jnp.argmin(distances)], leaves, sigmas)
         return jax.tree.unflatten(treedef, imitate(nearest)), state
 

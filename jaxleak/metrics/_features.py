@@ -54,7 +54,10 @@ def feature_r2(
         ValueError: as `feature_mse`, or if no column varies.
     """
     truth, estimate, counts = _columns(truth, estimate, samples, entries)
-    spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts)
+    # The mean of equal numbers differs from them by rounding.
+    highest = np.max(truth, axis=0, where=counts, initial=-np.inf)
+    varies = highest > np.min(truth, axis=0, where=counts, initial=np.inf)
+    spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts & varies)
     if spread == 0:
         raise ValueError(
             f"truth must vary over the {len(truth)} samples that count: constant columns have no variance to explain"

@@ -14,6 +14,8 @@ SSIM_SMALLEST = 3
 #: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
 #: batch hides that some of its images are recovered in full.
 RECOGNISED_ABOVE = 0.8
+#: The most dB that an image counts for in a mean: one without any error has infinitely many.
+MOST_DB = 200.0
 
 
 def has_ssim(image_shape: tuple[int, ...]) -> bool:
@@ -59,6 +61,11 @@ def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray
     return _decibels(peak, mse(truth, estimate))
 
 
+def mean_psnr(values: np.ndarray) -> float:
+    """The mean in dB of PSNRs (N,), each counted as `MOST_DB` at most."""
+    return float(np.mean(np.minimum(values, MOST_DB)))
+
+
 def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
     """PSNR of a constant image at half the peak: what an attack scores that has recovered nothing.
 
@@ -97,7 +104,8 @@ def psnr_up_to_scale(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -
     """
     truth, estimate = pair(truth, estimate)
     power = np.sum(estimate**2)
-    return psnr(truth, estimate * (np.sum(truth * estimate) / power if power else 1.0), peak)
+    factor = max(np.sum(truth * estimate) / power, 0.0) if power else 1.0  # a scale turns no image into its negative
+    return psnr(truth, estimate * factor, peak)
 
 
 def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxleak.metrics._images import RECOGNISED_ABOVE, grey_psnr, has_ssim, psnr, psnr_up_to_scale, ssim
+from jaxleak.metrics._images import RECOGNISED_ABOVE, grey_psnr, has_ssim, mean_psnr, psnr, psnr_up_to_scale, ssim
 from jaxleak.metrics._labels import label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
@@ -41,7 +41,8 @@ def image_scores(
     Returns:
         The scores by name, and the order (N,) of integers with which `estimate[order]` is matched with the truth.
 
-        * `psnr`, `psnr_best_match`, `psnr_up_to_scale`: means over the images in dB; in the second one, several images
+        * `psnr`, `psnr_best_match`, `psnr_up_to_scale`: means over the images in dB, of which an image has 200 at most,
+          so that one without any error does not make the mean infinite; in the second one, several images
           may share a reconstruction, and the third one is after a common factor.
         * `ssim`, `ssim_max`: in [-1, 1], the mean over the images and that of the image that leaks most.
         * `recognised`: in [0, 1], the share of images whose SSIM is above 0.8.
@@ -60,9 +61,9 @@ def image_scores(
     order = match_one_to_one(truth, found)
     matched = found[order]
     scores = {
-        "psnr": float(np.mean(psnr(truth, matched))),
-        "psnr_best_match": float(np.mean(best_match_psnr(truth, found))),
-        "psnr_up_to_scale": float(np.mean(psnr_up_to_scale(truth, matched))),
+        "psnr": mean_psnr(psnr(truth, matched)),
+        "psnr_best_match": mean_psnr(best_match_psnr(truth, found)),
+        "psnr_up_to_scale": mean_psnr(psnr_up_to_scale(truth, matched)),
     }
     if truth.ndim == 4 and has_ssim(truth.shape[1:]):
         similarity = ssim(truth, matched)

@@ -68,19 +68,19 @@ def check_distance(distance: Distance, like: PyTree) -> None:
     )
 
 
-def is_own(distance: Any) -> bool:
-    """Whether a function, or one that it was made of, is from outside of jaxleak, whose own distances need no check."""
+def is_foreign(distance: Any) -> bool:
+    """Whether a function, or one that it was made of, is from outside of jaxleak and needs the check."""
     if isinstance(distance, functools.partial):
-        return is_own(distance.func) or any(map(is_own, distance.args))
+        return is_foreign(distance.func) or any(map(is_foreign, distance.args))
     if isinstance(distance, tuple | list):
-        return any(map(is_own, distance))
+        return any(map(is_foreign, distance))
     if not callable(distance):
         return False
     root = (getattr(distance, "__module__", None) or "").partition(".")[0]
     if root not in _KNOWN:
         return True
     cells = getattr(distance, "__closure__", None) or () if root == "jaxleak" else ()
-    return any(is_own(cell.cell_contents) for cell in cells)
+    return any(is_foreign(cell.cell_contents) for cell in cells)
 
 
 def _require_one_number(distance: Distance, first: PyTree, second: PyTree) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
@@ -236,6 +237,8 @@ def layer_weighted(distance: Distance, weights: PyTree | Callable[[int], float])
         ValueError: if a weight is negative or not finite; at the first call, if their number is not that of the
             leaves.
     """
+    if isinstance(weights, np.ndarray | jax.Array):
+        weights = np.asarray(weights).tolist()
     if not callable(weights):
         for weight in jax.tree.leaves(weights):
             _validate.non_negative(weight=float(weight))

@@ -23,6 +23,8 @@ def soft_labels(y: jax.Array, num_classes: int) -> jax.Array:
 def _targets(logits: jax.Array, y: jax.Array) -> jax.Array:
     """The soft labels (B, C) of logits (B, C); raise `ValueError` on another number of samples or of classes."""
     soft = soft_labels(y, logits.shape[-1])
+    if logits.shape[-1] == 1 and y.ndim == 1:
+        soft = y[:, None].astype(logits.dtype)  # one logit is that of class 1
     if soft.shape != logits.shape:
         raise ValueError(f"labels must be (B,) or (B, C) for logits {logits.shape}, got {y.shape}")
     return soft

@@ -16,7 +16,7 @@ from jaxleak.objectives._losses import needs_distributions
 from jaxleak.protocols._defending import acts_at, check_defense, defended, defended_upload, mean_of_examples, memory
 from jaxleak.protocols._local_training import descend, gradient_of
 from jaxleak.protocols._sampling import defense_key, draw_batch
-from jaxleak.protocols._secure_aggregation import aggregate, largest_entry, masked_payloads
+from jaxleak.protocols._secure_aggregation import largest_entry, secure_mean
 
 
 class ClientShare:
@@ -253,6 +253,7 @@ def client(
             not have, or `reshuffle` where no order matters; when a round is run, if the private set does not hold N
             samples with labels in [0, C); under `jax.jit` labels have no values to look at.
     """
+    _validate.made(ClientShare, "protocols.ClientShare", share=share)
     own_size = share.clients * share.local_steps * batch_size
     _validate.count(num_samples=num_samples, batch_size=batch_size)
     _validate.count_or_zero(neighbours=neighbours)
@@ -308,7 +309,7 @@ def client(
         else:
             updates = share.updates(state.params, batch, orders=orders)
             uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *updates)
-            payload = aggregate(masked_payloads(noise_key, uploads, fraction_bits=secure_aggregation), mean=True)
+            payload = secure_mean(noise_key, uploads, secure_aggregation)
         kept = state.defense
         if acts_at(defense, "client_payloads"):
             each = jax.tree.map(lambda leaf: leaf.reshape(1 + neighbours, own_size, *leaf.shape[1:]), drawn)

@@ -95,6 +95,7 @@ def horizontal(
             defense acts elsewhere than on the payload; when a round is run, if the private set does not hold N samples
             with labels in [0, C), see `vertical`.
     """
+    _validate.made(SplitModel, "models.split", model=model)
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
     _validate.count(workers=workers, num_samples=num_samples)

@@ -16,6 +16,7 @@ from jaxleak import _validate
 from jaxleak._base import Batch, Loss, PyTree
 from jaxleak.defenses import HORIZONTAL_PLACES, Defense
 from jaxleak.defenses._representation import OfClient
+from jaxleak.defenses.mechanisms import AdamStep
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BATCH_NORM_MODES, BatchNormMode
 from jaxleak.objectives import cross_entropy
@@ -98,7 +99,9 @@ def federated_averaging(
         ValueError: on arguments out of range, a client without samples, per-example gradients of a model whose batch
             normalisation mixes examples, or several local steps with a defense that knows one only.
     """
-    _validate.count(clients=len(parts), batch_size=batch_size, local_steps=local_steps)
+    _validate.made(Classifier, "models.build", model=model)
+    _validate.functions(loss=loss)
+    _validate.count(**{"the number of parts": len(parts)}, batch_size=batch_size, local_steps=local_steps)
     _validate.positive(learning_rate=learning_rate)
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
     _validate.one_of(WEIGHTINGS, weighting=weighting)
@@ -113,6 +116,11 @@ def federated_averaging(
         mixes_examples=model.mixes_images(batch_norm),
         loss=loss,
     )
+    step = None if defense is None or defense.mechanism is None else defense.mechanism.simulation
+    if isinstance(step, AdamStep) and step.learning_rate != learning_rate:
+        raise ValueError(
+            f"learning_rate must be that of the clients' adam_step, {step.learning_rate:g}, got {learning_rate:g}"
+        )
     if acts_at(defense, "client_payloads") and weighting == "samples" and len(set(map(len, parts))) > 1:
         raise ValueError("a defense of all clients' payloads sums them alike: needs weighting='uniform', got 'samples'")
     upload = _local_training(
@@ -215,6 +223,7 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
         if y.ndim != 1:
             raise ValueError(f"y must hold one label per image, shape ({len(x)},), got {y.shape}")
         _validate.batch_labels(y, len(x), model.num_classes)
+        _validate.finite(variables, "evaluate")  # else the first class would seem to be the likeliest
         pieces = [predicted(variables, x[i : i + _EVALUATED_TOGETHER]) for i in range(0, len(x), _EVALUATED_TOGETHER)]
         return float(np.mean(np.concatenate([np.asarray(piece) for piece in pieces]) == np.asarray(y)))
 

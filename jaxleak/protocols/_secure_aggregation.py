@@ -87,6 +87,18 @@ def aggregate(masked: MaskedPayloads, *, mean: bool = False) -> PyTree:
     return jax.tree.map(decode, masked.shares)
 
 
+def secure_mean(key: jax.Array, payloads: PyTree, fraction_bits: int) -> PyTree:
+    """The mean of all clients' payloads, leaves (clients, ...), as the server sees it; NaN if it cannot be held.
+
+    Under `jax.jit`, `masked_payloads` cannot refuse such entries, and the sum of others would pass for one.
+    """
+    leaves = jax.tree.leaves(payloads)
+    limit = largest_entry(len(leaves[0]), fraction_bits)
+    fits = jnp.stack([jnp.all(jnp.abs(leaf) <= limit) for leaf in leaves]).all()  # which NaN never is
+    mean = aggregate(masked_payloads(key, payloads, fraction_bits=fraction_bits), mean=True)
+    return jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), mean)
+
+
 def _encode(leaf: jax.Array, clients: int, fraction_bits: int) -> jax.Array:
     # Scaling by a power of two is exact, and so is the conversion: float32 holds no fractions beyond 2^24.
     units = jnp.round(leaf.astype(jnp.float32) * 2.0**fraction_bits)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxleak import _validate
@@ -86,7 +87,7 @@ def split_training(
     _validate.optimizer(optimizer=optimizer)
     defenses = in_order(defenses)
     by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
-    _check_parts(model, defenses, interactive, by_example=by_example)
+    _check_parts(model, defenses, interactive, loss)
     shown = range(model.parties) if interactive is None else getattr(interactive, "shown", ())
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
@@ -234,14 +235,33 @@ def _update_owners(
     )
 
 
+def _mixes_samples(model: BottomTopModel) -> bool:
+    """Whether what the model makes of a random sample depends on the one beside it."""
+    with jax.ensure_compile_time_eval():
+        params = model.init(jax.random.key(0))
+        both = jax.random.uniform(jax.random.key(1), (2, model.parties, *model.slice_shape))
+
+        def logits(rows: jax.Array) -> jax.Array:
+            return model.top(params["top"], _embed(model, params["bottom"], rows))
+
+        together, alone = logits(both), jnp.concatenate([logits(both[i : i + 1]) for i in range(2)])
+    return not np.allclose(together, alone, rtol=1e-3, atol=1e-5)
+
+
 def _check_parts(
-    model: BottomTopModel, defenses: Sequence[Defense], interactive: InteractiveLayer | None, *, by_example: bool
+    model: BottomTopModel, defenses: Sequence[Defense], interactive: InteractiveLayer | None, loss: Loss
 ) -> None:
     """Refuse a model, defenses and a layer that are of another kind or do not fit together."""
     _validate.made(BottomTopModel, "models.bottom_top", model=model)
     _validate.functions(interactive=interactive)
     for defense in defenses:
-        check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes)
+        check_defense(defense, SPLIT_PLACES, num_classes=model.num_classes, loss=loss)
+    by_example = any(acts_at(defense, "per_example_gradient") for defense in defenses)
+    if by_example and _mixes_samples(model):
+        raise ValueError(
+            "a defense at per_example_gradient (dp_sgd) needs a model whose parts treat every sample by itself: the "
+            "output of this one for a sample depends on the other samples of the batch"
+        )
     if by_example and interactive is not None:
         raise ValueError(
             "a defense at per_example_gradient (dp_sgd) needs gradients of single examples, which an interactive layer "

@@ -10,6 +10,7 @@ from jaxleak import attacks, audit, metrics
 from jaxleak._command.cafe_scale.options import Config
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
+from jaxleak.metrics._images import MOST_DB
 from jaxleak.study import Progress, RunFolder, distributed, peak_memory_gb, plots, sheets
 from jaxleak.study.rounds import (
     Problem,
@@ -152,7 +153,7 @@ def _score(
     images = problem.assemble(estimate)
     residual = result.residual.max(axis=1)
     psnr = image_psnr(problem, result.x, wanted)
-    finite_psnr = np.minimum(psnr, 200.0)  # an exact image would make the mean infinite
+    finite_psnr = np.minimum(psnr, MOST_DB)  # an exact image would make the mean infinite
     if problem.dataset.x.ndim == 4:
         if folder.writes:
             captions = np.full(args.images, "no answer", object)

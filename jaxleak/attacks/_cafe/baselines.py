@@ -124,11 +124,10 @@ def aligned_matching(
 
     def reconstruct(state: MatchingState, observation: Observation) -> Reconstruction:
         del observation
-        x, y = state.data.x, state.data.y
-        if candidates > 1:
-            x, y = x.mean(axis=1), jax.nn.softmax(y).mean(axis=1)
-        labels = jnp.argmax(y, axis=-1).astype(jnp.int32)
-        return Reconstruction(x, labels, state.misfit, jnp.isfinite(state.misfit))  # inf where never seen
+        x = state.data.x if candidates == 1 else state.data.x.mean(axis=1)
+        return Reconstruction(
+            x, fake.labels(state.data), state.misfit, jnp.isfinite(state.misfit)
+        )  # inf where never seen
 
     return Attack(init, step, reconstruct)
 

@@ -37,6 +37,7 @@ class FakeDataStep(NamedTuple):
     """
 
     init: Callable[[jax.Array, Batch], FakeData]
+    labels: Callable[[FakeData], jax.Array]  # the labels (N,) of the answer, -1 where nothing was asked of any
     update: Callable[[FakeData, Granted, Quantities], tuple[FakeData, jax.Array, dict[str, jax.Array]]]
 
 
@@ -56,7 +57,7 @@ def fake_data_step(
 
     Labels start as logits uniform in [0, 1]. "joint" optimises them together with the samples through a softmax (the
     papers optimise labels but name no parametrisation; the authors' code has the softmax), "given" uses granted
-    labels, "fixed" leaves the logits where they started.
+    labels, "fixed" leaves the logits where they started, so that the answer has no labels.
 
     Args:
         model: the model under attack.
@@ -150,7 +151,14 @@ def fake_data_step(
         data, (values, terms) = jax.lax.scan(again, data, length=inner_updates)
         return data, values[-1], {name: term[-1] for name, term in terms.items()}
 
-    return FakeDataStep(init, update)
+    def labels(data: FakeData) -> jax.Array:
+        # Labels enter the objective by the gradient alone: elsewhere the logits are those that were drawn.
+        if label_mode == "fixed" or (label_mode == "joint" and "gradient" not in objective.needs):
+            return jnp.full(num_samples, -1, jnp.int32)
+        soft = data.y if candidates == 1 else jax.nn.softmax(data.y).mean(axis=1)
+        return jnp.argmax(soft, axis=-1).astype(jnp.int32)
+
+    return FakeDataStep(init, labels, update)
 
 
 def reads_of(who: str, objective: MatchingObjective, label_mode: LabelMode, leaves: tuple[str, ...] = ()) -> Reads:

@@ -261,8 +261,7 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
     def reconstruct(state: CafeState, observation: Observation) -> Reconstruction:
         h = model.features(require(observation, Reads(reads.who, params=True)).params, state.data.x)
         score = jnp.where(state.seen, jnp.sum((state.H - h) ** 2, axis=(1, 2)), jnp.inf)
-        y = jnp.argmax(state.data.y, axis=-1).astype(jnp.int32)
-        return Reconstruction(state.data.x, y, score, state.seen)
+        return Reconstruction(state.data.x, fake.labels(state.data), score, state.seen)
 
     return Attack(init, step, reconstruct)
 

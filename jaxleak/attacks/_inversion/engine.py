@@ -333,7 +333,8 @@ def _reconstruct(parts: Parts, state: InversionState, observation: Observation) 
     score = jnp.broadcast_to(found.distance, (size,))
     matched = jnp.broadcast_to(found.misfit < parts.term.matched_below, (size,))
     y = parts.labels.hard(logits, soft)
-    return Reconstruction(x[:, None], y, score, jnp.ones(size, bool), matched)
+    # A search that ended in what is not a number never left its start.
+    return Reconstruction(x[:, None], y, score, jnp.isfinite(score), matched)
 
 
 def _contenders(parts: Parts, state: InversionState) -> tuple[dict[str, PyTree], PyTree]:

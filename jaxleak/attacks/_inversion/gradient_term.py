@@ -14,7 +14,7 @@ from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.models import Classifier
 from jaxleak.models._activations import Sharpness
 from jaxleak.objectives import Distance, Selection, apply_mask, check_distance, cosine
-from jaxleak.objectives._check_distance import is_own
+from jaxleak.objectives._check_distance import is_foreign
 
 #: Below this cosine distance between the observed and the simulated gradient the gradient counts as matched. This is a
 #: convention, and it says nothing about the image. In our runs iDLG on a sigmoid ResNet ended at 0.0012 with 9.9 dB
@@ -62,11 +62,14 @@ class Gradients(NamedTuple):
         distance: `(observed, simulated) -> ()`, see `jaxleak.objectives`.
         selection: which entries are compared; None compares all.
         undone: where the payload is no gradient, what is known of the gradient before it; None compares the payload.
+        arrived: which entries reached the server, where it knows that others were left out; None if all did. Whether an
+            answer has the gradient is asked of these alone.
     """
 
     distance: Distance
     selection: Selection | None = None
     undone: Undone | None = None
+    arrived: Selection | None = None
 
     @property
     def reads_labels(self) -> bool:
@@ -83,8 +86,8 @@ class Gradients(NamedTuple):
 
         Raises `ValueError` if somebody's own distance is none (`objectives.check_distance`).
         """
-        distance, selection, undone = self
-        if is_own(distance):
+        distance, selection, undone, arrived = self
+        if is_foreign(distance):
             _check(distance, setup.model)
 
         def compare(
@@ -99,6 +102,9 @@ class Gradients(NamedTuple):
                 value = distance(apply_mask(mask, observed), apply_mask(mask, simulated))
             else:
                 value = distance(observed, simulated)
+            if arrived is not None:
+                kept = arrived(observed, simulated)
+                observed, simulated = apply_mask(kept, observed), apply_mask(kept, simulated)
             return Compared(mask, value, jax.lax.stop_gradient(cosine(observed, simulated)))
 
         return DataTerm(compare, MATCHED_BELOW)

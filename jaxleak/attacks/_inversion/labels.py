@@ -56,8 +56,9 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
             assert observation.labels is not None  # the engine has required them
             found = soft_labels(observation.labels, classes)
             # A class that does not exist is a row of zeros. A compiled program cannot raise: what is not a number ends
-            # the search, and says so.
-            return jnp.where(found.any(axis=-1, keepdims=True), found, jnp.nan)
+            # the search, and says so. Of several labels per image, none may be a finding.
+            exists = found.any(axis=-1, keepdims=True) | (observation.labels.ndim > 1)
+            return jnp.where(exists, found, jnp.nan)
 
         return LabelSource(_nothing, granted, _of_soft, reads_labels=True)
     if strategy == "none":

@@ -58,7 +58,10 @@ class Peeled(NamedTuple):
 
 def dense_inputs(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:
     """The inputs (k,) of a dense layer from one sample's gradients (k, m) and (m,)."""
-    return kernel_gradient @ bias_gradient / jnp.vdot(bias_gradient, bias_gradient)
+    # The square of a small gradient, such as that of a confident network, would be zero in float32.
+    size = jnp.max(jnp.abs(bias_gradient))
+    direction = bias_gradient / size
+    return kernel_gradient / size @ direction / jnp.vdot(direction, direction)
 
 
 def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> float:

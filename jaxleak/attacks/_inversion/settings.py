@@ -109,7 +109,7 @@ class Settings(NamedTuple):
         return self.compare
 
     def comparing(self, **changes: Any) -> "Settings":
-        """The same settings with another `distance` or `selection` of gradient entries; `ValueError` as `gradients`."""
+        """The same settings with other fields of the comparison, such as `distance`; `ValueError` as `gradients`."""
         return self._replace(compare=self.gradients._replace(**changes))
 
 

@@ -75,6 +75,11 @@ def select_fields(
     split, train = jax.random.split(key)
     chosen = jnp.zeros(count, bool).at[jax.random.permutation(split, count)[:size]].set(True)
     learned, judged = join_runs(shadows[:-1] or shadows), shadows[-1]
+    if not bool(chosen[judged.index.ravel()].any()):  # type: ignore[union-attr]
+        raise ValueError(
+            f"shadows must hold steps of held-out records in the last run, by which fields are judged: none of the "
+            f"{size} of {count} records took part in it; run more steps, or raise held_out"
+        )
     target = targets_of(model, private, party, task)
     losses = {}
     for fields in candidates:

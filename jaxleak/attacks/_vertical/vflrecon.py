@@ -20,6 +20,7 @@ from jaxleak.attacks._observed import Reads, require
 from jaxleak.attacks._vertical.reconstruction_net import ReconstructionNet, train_network
 from jaxleak.attacks._vertical.record_fields import FIELDS, PAPER_FIELDS, Record, item_widths, same_features
 from jaxleak.models import BottomTopModel
+from jaxleak.objectives._losses import soft_labels
 
 Scales = Literal["entry", "item"]
 ShadowInit = Literal["shared", "own_bottom", "independent"]
@@ -210,7 +211,7 @@ def join_runs(runs: Sequence[Observation]) -> Observation:
 def targets_of(model: BottomTopModel, private: Batch, party: int, task: str) -> jax.Array:
     """What R learns of every private sample: one-hot labels (N, C) or all others' features (N, sum of their d_p)."""
     if task == "labels":
-        return jax.nn.one_hot(private.y, model.num_classes)
+        return soft_labels(private.y, model.num_classes)
     return victims_features(model, private.x, party)
 
 

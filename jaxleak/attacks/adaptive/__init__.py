@@ -143,7 +143,7 @@ def informed(
     if (undone := undone_by(defense)) is not None:
         known = known.comparing(undone=undone)
     if mechanism.zeroes:
-        known = known.comparing(selection=_arrived)
+        known = known.comparing(selection=_arrived, arrived=_arrived)
     if known.labels in LABEL_RULES:
         known = known._replace(labels=_label_rule(mechanism) or known.labels)
     return Informed(simulated(mechanism.simulation, client), known)

@@ -56,7 +56,13 @@ class Broken(NamedTuple):
 
 
 def find_laws(
-    share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
+    share: ClientShare,
+    variables: PyTree,
+    batch_size: int,
+    key: jax.Array,
+    precision: Precision = FULL,
+    *,
+    one_hot: bool = False,
 ) -> Laws:
     """The directions that leave the outputs of simulated images as they are.
 
@@ -66,16 +72,18 @@ def find_laws(
         batch_size: B of each local step.
         key: random key of the simulated images and labels.
         precision: in which the simulated clients send their updates.
+        one_hot: whether the simulated images are one-hot codes. A normalisation of their small embeddings is not
+            independent of the scale: its epsilon counts.
     """
     directions = _directions(variables["params"])
     image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)
-    slopes = np.asarray(_slopes(share.model, share.batch_norm, directions, variables, image_key), np.float64)
+    slopes = np.asarray(_slopes(share.model, share.batch_norm, directions, one_hot, variables, image_key), np.float64)
     slopes = slopes / np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), 1e-30)
     _, values, right = np.linalg.svd(slopes)
     combinations = right[values <= _NULL_BELOW * values[0]].T
     samples = batch_size * share.local_steps * share.clients
-    gradients = _clients(share, variables, samples, keys, precision)
-    others = _simulated(share, _other_weights(variables, other_key), samples, keys[0])
+    gradients = _clients(share, variables, samples, keys, precision, one_hot=one_hot)
+    others = _simulated(share, _other_weights(variables, other_key), samples, keys[0], one_hot)
     violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
     tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)
     telling = _violations(directions, combinations, variables, others) > _TELLING * tolerances
@@ -135,9 +143,14 @@ def _weight(axis: int, shape: tuple[int, ...]) -> np.ndarray:
     return numbers.reshape([size if a == axis else 1 for a in range(len(shape))]).astype(np.float32)
 
 
-@jitted_for_few(0, 1, 2)
+@jitted_for_few(0, 1, 2, 3)
 def _slopes(
-    model: Classifier, mode: BatchNormMode, directions: tuple[tuple[str, int], ...], variables: PyTree, key: jax.Array
+    model: Classifier,
+    mode: BatchNormMode,
+    directions: tuple[tuple[str, int], ...],
+    one_hot: bool,
+    variables: PyTree,
+    key: jax.Array,
 ) -> jax.Array:
     """(M, K): along unit directions, the slope of M random combinations of the outputs of M pairs of images.
 
@@ -148,7 +161,7 @@ def _slopes(
 
     def row(key: jax.Array) -> jax.Array:
         image_key, output_key = jax.random.split(key)
-        x = _images(image_key, _PAIR, model.image_shape)
+        x = _images(image_key, _PAIR, model.image_shape, one_hot)
         weight = jax.random.normal(output_key, (_PAIR, model.num_classes))
         weight -= weight.mean(axis=-1, keepdims=True)
 
@@ -194,9 +207,12 @@ def _along(
     return combinations.T @ along, np.sqrt((combinations**2).T @ norms**2)
 
 
-def _clients(share: ClientShare, variables: PyTree, samples: int, keys: Any, precision: Precision) -> list[PyTree]:
+def _clients(
+    share: ClientShare, variables: PyTree, samples: int, keys: Any, precision: Precision, *, one_hot: bool = False
+) -> list[PyTree]:
     """What simulated clients send, one for each key."""
-    return [precision.rounded(_simulated(share, variables, samples, key), variables["params"]) for key in keys]
+    sent = [_simulated(share, variables, samples, key, one_hot) for key in keys]
+    return [precision.rounded(payload, variables["params"]) for payload in sent]
 
 
 def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
@@ -204,16 +220,20 @@ def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
     return {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
 
 
-@jitted_for_few(0, 2)
-def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Array) -> PyTree:
+@jitted_for_few(0, 2, 4)
+def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Array, one_hot: bool) -> PyTree:
     image_key, label_key = jax.random.split(key)
-    x = _images(image_key, samples, share.model.image_shape)
+    x = _images(image_key, samples, share.model.image_shape, one_hot)
     y = jax.random.randint(label_key, (samples,), 0, share.model.num_classes, jnp.int32)
     return share(variables, Batch(x[:, None], y, jnp.arange(samples)))
 
 
-def _images(key: jax.Array, count: int, shape: tuple[int, ...]) -> jax.Array:
-    """Noise on a coarse pattern, so that convolutions see both."""
+def _images(key: jax.Array, count: int, shape: tuple[int, ...], one_hot: bool = False) -> jax.Array:
+    """Noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side."""
+    if one_hot:
+        long = int(shape[1] >= shape[0])
+        codes = jax.random.randint(key, (count, shape[1 - long], shape[2]), 0, shape[long])
+        return jax.nn.one_hot(codes, shape[long], axis=1 + long)
     coarse_key, fine_key = jax.random.split(key)
     coarse = jax.random.uniform(coarse_key, (count, *(max(1, side // 4) for side in shape[:2]), shape[2]))
     return 0.7 * jax.image.resize(coarse, (count, *shape), "linear") + 0.3 * jax.random.uniform(

@@ -57,6 +57,10 @@ def check_symmetries(
     """
     laws = find_laws(share, variables, batch_size, key, precision)
     broken = against(laws, variables, payload)
+    if broken.worst > 1 and seems_one_hot(payload, share.model.image_shape):
+        of_codes = find_laws(share, variables, batch_size, key, precision, one_hot=True)
+        if of_codes.combinations.shape[1]:
+            laws, broken = of_codes, against(of_codes, variables, payload)
     mode = None
     if share.model.has_running_statistics:
         trained = laws.sizes
@@ -78,6 +82,18 @@ def check_symmetries(
     cause, options = _cause(laws, variables, payload, batch_size, key, precision)
     status: Status = "failed" if broken.worst > _FAILED_ABOVE else "suspicious"
     return [*found, Finding(SYMMETRIES, status, evidence + ".", cause, options)]
+
+
+def seems_one_hot(payload: PyTree, image_shape: tuple[int, ...]) -> bool:
+    """Whether a matrix of the update has as many rows as codes have places, and most of them are zero."""
+    height, width, channels = image_shape
+    places = {height, width, height * width, height * width * channels}
+    for leaf in map(np.asarray, jax.tree.leaves(payload)):
+        for axis in range(leaf.ndim if leaf.ndim == 2 else 0):
+            used = (leaf != 0).any(axis=1 - axis)
+            if leaf.shape[axis] in places and leaf.shape[axis] > 1 and 0 < 2 * used.sum() < len(used):
+                return True
+    return False
 
 
 def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision = FULL) -> Finding:

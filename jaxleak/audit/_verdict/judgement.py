@@ -272,6 +272,8 @@ def conditions(case: Case) -> str:
     stated += " as stated"
     if case.samples > 1:
         stated += ", with labels that are neither mixed nor soft"
+    if not case.defended:
+        stated += ", and the update is neither clipped nor scaled"
     return stated
 
 

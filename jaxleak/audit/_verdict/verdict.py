@@ -329,6 +329,8 @@ def decide(
             granted = ", if the update is one sample's, as stated"
         elif best.kind == ANY_LOSS:
             granted = ", if the batch size is as stated"
+        if best.kind in (ALONE, SPEAR_ALONE):  # the inputs of a layer are a quotient of the two
+            granted += f"{', and' if granted else ', if'} the layer's weights and biases have one learning rate"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."

@@ -151,7 +151,7 @@ def out_of_range(best: Answer | None) -> list[Finding]:
     if best is None or (best.x.min() >= -OUTSIDE and best.x.max() <= 1 + OUTSIDE):
         return []
     evidence = f"The inputs that the equations give are {best.x.min():.3g} to {best.x.max():.3g}, and not in [0, 1]."
-    cause = "the images were normalised, or scaled to 0 to 255, before the network"
+    cause = "the images were normalised, scaled to 0 to 255, or thinned by dropout before the network"
     return [Finding("input range", "suspicious", evidence, cause, ("--mean and --std",))]
 
 

@@ -166,10 +166,18 @@ def _protocol(model: models.SplitModel, workers: int, **options: Any) -> Protoco
     return protocols.vertical(model, sampling="uniform", **options)
 
 
-def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> dict[str, float]:
+def reconstruction_metrics(
+    problem: Problem, reconstruction: Reconstruction, *, granted: bool = False
+) -> dict[str, float]:
     """Scores of a reconstruction of the whole private set against the truth, each in a unit of its own.
 
     PSNR is in dB, the label accuracy is in [0, 1], and the mean squared error is on the scale of the data.
+
+    Args:
+        problem: the problem with the truth.
+        reconstruction: what the attack answers.
+        granted: whether the attacker was granted the labels. These, and labels of which it says nothing, have no
+            accuracy.
     """
     index = np.arange(len(problem.private.y))
     slices = np.asarray(reconstruction.x)
@@ -180,8 +188,9 @@ def reconstruction_metrics(problem: Problem, reconstruction: Reconstruction) -> 
         "psnr_median": float(np.median(psnr)),
         "psnr_min": float(psnr.min()),
         "mse_mean": float(np.mean((images - problem.dataset.x) ** 2)),
-        "label_accuracy": metrics.label_accuracy(problem.dataset.y, np.asarray(reconstruction.y)),
     }
+    if not granted and np.all(np.asarray(reconstruction.y) >= 0):
+        scores["label_accuracy"] = metrics.label_accuracy(problem.dataset.y, np.asarray(reconstruction.y))
     if problem.dataset.x.ndim == 4:
         tiles = np.asarray(problem.private.x)
         scores["psnr_upstream"] = metrics.psnr_upstream(tiles, slices)

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxleak import _validate, audit, data, metrics, models
 from jaxleak._base import Batch, PyTree
+from jaxleak.metrics._images import MOST_DB
 from jaxleak.study.sources import Arrays, arrays_of, drawn_name
 
 #: Channels of the horizontal network's two convolutions, by the network's name.
@@ -172,7 +173,7 @@ def channel_peak_psnr(problem: Problem, images: np.ndarray, index: np.ndarray) -
         Mean PSNR in dB; NaN if no image is left.
     """
     with np.errstate(divide="ignore"):
-        values = np.minimum(metrics.psnr_channel_peak(problem.dataset.x[index], images), 200.0)
+        values = np.minimum(metrics.psnr_channel_peak(problem.dataset.x[index], images), MOST_DB)
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else float("nan")
 

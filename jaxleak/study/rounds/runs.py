@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from jaxleak import attacks, audit, models, threats
 from jaxleak._base import Attack
 from jaxleak.attacks import aggregated
+from jaxleak.metrics._images import MOST_DB
 from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
 from jaxleak.study.rounds._exact import observe_and_recover
 from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_features, image_psnr
@@ -112,7 +113,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     result = aggregated.invert_slices(
         problem.model, problem.params, recovery.H[wanted], wanted, options=options, seed=setting.seed, chunk=8
     )
-    psnr = np.minimum(image_psnr(problem, result.x, wanted), 200.0)
+    psnr = np.minimum(image_psnr(problem, result.x, wanted), MOST_DB)
     scores: dict[str, Any] = {"psnr": float(psnr.mean()), **counts}
     if problem.dataset.x.ndim == 4:
         images = problem.assemble(np.asarray(result.x))
@@ -214,7 +215,7 @@ def descent(setting: Setting, problem: Problem, tables: NestedTables | None) -> 
         callbacks=[_curve(problem, curve)],
     )
     known = {"f_history": tables.history, "feature_error": tables.feature_error} if tables else {}
-    return {**_psnr(problem, reconstruction), "curve": curve, **known}
+    return {**_psnr(problem, reconstruction, granted=threat.labels), "curve": curve, **known}
 
 
 def single(setting: Setting, problem: Problem) -> dict[str, Any]:
@@ -298,8 +299,8 @@ def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
     return record
 
 
-def _psnr(problem: Problem, reconstruction: Any) -> dict[str, Any]:
-    scores = reconstruction_metrics(problem, reconstruction)
+def _psnr(problem: Problem, reconstruction: Any, *, granted: bool = False) -> dict[str, Any]:
+    scores = reconstruction_metrics(problem, reconstruction, granted=granted)
     everyone = len(problem.private.y)
     found: dict[str, Any] = {"psnr": scores["psnr_mean"], "images": everyone, "images_asked": everyone, **scores}
     if problem.dataset.x.ndim == 4:

@@ -109,7 +109,7 @@ def attack(
     """
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
-    template = audit.template_of(side.private)
+    template = template_of_images(case, side.private)
     # An initial model's weights are drawn by the attacker as the client's are, so that one program serves all seeds.
     initial = variables is None and case.weights is None and not case.attacked_round and not case.own_model
     answer = answer_to(
@@ -120,6 +120,11 @@ def attack(
         second = asked_for_rivals(case, answer.second, observation, side.share, answer.found, seed)
         answer = answer._replace(second=second)
     return judged(case, observation, answer, side.share, truth)
+
+
+def template_of_images(case: Case, private: Batch) -> Batch:
+    """The shapes of what a case attacks, which may be fewer samples than its clients own (`private`)."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((case.images, *leaf.shape[1:]), leaf.dtype), private)
 
 
 def asked_for_rivals(

@@ -17,7 +17,7 @@ from jaxleak.models import HeadLayer
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model, victim
-from jaxleak.study.updates._problem import attack, observe
+from jaxleak.study.updates._problem import attack, observe, template_of_images
 
 __all__ = [
     "FIG1_ATTACKED",
@@ -251,7 +251,7 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
     audit.invert(
         engine,
         observation,
-        audit.template_of(side.private),
+        template_of_images(case, side.private),
         key=jax.random.key(seed),
         iterations=case.iterations,
         chunk=every,
