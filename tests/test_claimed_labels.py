@@ -320,3 +320,13 @@ def test_a_weight_of_class_1_multiplies_no_label_of_one_logit():
     found = labels_of(turned, 2)
     np.testing.assert_array_equal([found.proven, found.if_stated], [[0, 1], [0, 1]])
     assert "scale of the update" in found.uncounted
+
+
+def test_a_scale_that_is_stated_too_small_hides_labels_and_says_so():
+    features, probabilities, y, kernel, bias = next(batches(10, 8, False))
+    slope = (probabilities - np.eye(10)[y]) / len(y)
+    for factor, claimed in ((1.0, True), (0.01, False)):
+        head = Head(factor * features.T @ slope, factor * slope.sum(axis=0), kernel, bias, positive=True)
+        found = labels_of(head, len(y), local_steps=2)
+        assert bool(found.proven.any()) == claimed
+        assert ("stated too large makes all entries small" in found.withheld) != claimed

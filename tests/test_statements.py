@@ -182,7 +182,7 @@ def test_an_audit_without_time_does_not_suspect_its_inputs(client):
     sent = client_defense("gaussian", 1.0).apply(jax.random.key(0), gradient)
     verdict = audit.update(model, variables, sent, batch_size=3, defense="gaussian", strength=1.0, minutes=1e-4)
     assert verdict.verdict == "not attacked"
-    assert "FedLeak by an attacker who knows the defense was not tried: the time was spent." in verdict.reasons
+    assert "No time was left for FedLeak by an attacker who knows the defense." in verdict.reasons
     assert not any("a search that failed" in reason for reason in verdict.reasons)
     (explained,) = (finding for finding in verdict.findings if finding.name == "gradient explained")
     assert explained.status == "not applicable"

@@ -216,7 +216,7 @@ class TestStages:
         list(stages._gradient_matching(self.case(monkeypatch, [unsure]), FEDLEAK, briefly=True))
         assert self.searched == [(400, "fedleak")]
         nothing = list(stages._gradient_matching(self.case(monkeypatch, [None]), FEDLEAK))
-        assert nothing == ["FedLeak was not tried: the time was spent."]
+        assert nothing == ["No time was left for FedLeak."]
 
     @pytest.mark.parametrize(("fitted", "after"), [(0.1, []), (0.01, [(400, "any_loss"), (3000, "any_loss")])])
     def test_where_another_loss_explains_more_who_knows_none_searches_too(self, monkeypatch, fitted, after):
@@ -284,7 +284,7 @@ class TestStages:
         list(stages._gradient_matching(sure, both))
         assert self.searched == [(400, both[0])]  # nothing is left to find
         case = self.case(monkeypatch, [answer_of(), None, answer_of(**SURE)], defense=defenses.quantize(4))
-        assert "FedLeak was not tried: the time was spent." in list(stages._gradient_matching(case, both))
+        assert "No time was left for FedLeak." in list(stages._gradient_matching(case, both))
 
     @pytest.mark.parametrize(("distance", "short"), [(1.9e-3, False), (2.1e-3, True)])
     def test_answers_further_away_than_the_stated_noise_are_said_to_fall_short(self, monkeypatch, distance, short):

@@ -167,7 +167,7 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
 
 @pytest.mark.parametrize(
     ("remainder", "fitted", "samples", "explained"),
-    [(0.01, 0.001, 2, False), (0.01, 0.009, 2, True), (0.0029, 0.0, 2, True), (0.01, 0.001, 1, True)],
+    [(0.01, 0.001, 2, False), (0.01, 0.009, 2, False), (0.0029, 0.0, 2, True), (0.01, 0.001, 1, True)],
 )
 def test_of_two_classes_blends_leave_little_under_another_loss(monkeypatch, remainder, fitted, samples, explained):
     model = models.mlp((4, 4, 1), 2, widths=(6,), activation="tanh")
@@ -178,6 +178,8 @@ def test_of_two_classes_blends_leave_little_under_another_loss(monkeypatch, rema
     monkeypatch.setattr(without_loss, "_no_loss_is_fitted", lambda case: False)
     near = answer_of(agreement=np.ones(2))._replace(x=np.full((2, 4, 4, 1), 0.5), remainder=remainder)
     assert as_stated(case, near).explained == explained
+    unfitted = near._replace(attack="any_loss_400")
+    assert as_fitted(case, unfitted).explained == (explained or samples == 1)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ _MEANING = {
 _NUMBERS = {
     "verdict": "verdict",
     "label_count": "labels proven to be in the batch",
+    "images_certified": "certified images",
+    "attacked": "whether an attack on images came to its end",
+    "token_count": "tokens named, if the inputs are one-hot codes",
     "gradient_misfit": "difference between the update and the answer's gradient, relative to the update",
     "agreement": "agreement: mean SSIM between independent starts (1: the same image)",
     "undetermined": "share of images in whose place another one explains the update as well",
@@ -81,7 +84,7 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
             )
     text = environment.from_string(template).render(
         verdict=verdict,
-        meaning=_MEANING[verdict.headline],
+        meaning=_meaning(verdict),
         kind={"leaks": "bad", "inputs inconsistent": "wrong"}.get(verdict.verdict, "open"),
         pictures=pictures,
         called=called,
@@ -93,6 +96,14 @@ def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any])
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
+
+
+def _meaning(verdict: Verdict) -> str:
+    if "tokens" not in verdict.leaked:
+        return _MEANING[verdict.headline]
+    tokens = "The update names the tokens that the batch holds, if its inputs are one-hot codes."
+    without = verdict._replace(tokens=None)
+    return f"{_MEANING[without.headline]} {tokens}" if without.leaked else f"{tokens} No image is certified."
 
 
 def _with_options(text: str) -> Any:

@@ -113,7 +113,10 @@ def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
         evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."
         if left_out:
             return Finding("zeros", "passed", f"{evidence} The defense that is stated leaves entries out.")
-        cause = "frozen layers, a layer that was not recorded, or a defense that leaves entries out"
+        cause = (
+            "frozen layers, a layer that was not recorded, a factor beside one of zeros (as in LoRA's first step), "
+            "or a defense that leaves entries out"
+        )
         options = f"--frozen {' '.join(zero_layers(leaves))}", "--update", "--defense"
         return Finding("zeros", "suspicious", evidence, cause, options)
     return Finding("zeros", "passed", "No leaf is zero throughout.")

@@ -33,6 +33,11 @@ _HIDDEN = (
     "No label is claimed: no entry of the head's bias gradient is so far below zero that neither the defense that is "
     "stated nor label smoothing could explain it."
 )
+_OTHER_SIGN = "No label is claimed: the head's gradient looks like one of the other sign."
+_TOO_SMALL = (
+    "No label is claimed: no entry of the head's bias gradient is so far below zero that label smoothing could not "
+    "explain it. A learning rate that is stated too large makes all entries small."
+)
 _NO_ROWS = "No label is claimed: the gradient of {} is zero."
 _NOT_READ = "No label is claimed: the gradient of {} does not have the form that one sample gives."
 _NOT_OPPOSITE = "No label is claimed: in the gradient of {} the rows of the classes do not show which is the label's."
@@ -80,18 +85,19 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     positive, negative = columns_of(head) if head.positive else (0, 0)
     doubted = samples > 1 and local_steps == 1 and check_counts(head, samples).status == "suspicious"
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
-        return Labels.none(head.kernel.shape[1])
+        return Labels.none(head.kernel.shape[1])._replace(withheld=_OTHER_SIGN)
     signed = positive > negative or (samples == 1 and local_steps == 1 and shows_sign(head))
     sure, seen = _present(head)
+    withheld = "" if sure.any() else _TOO_SMALL
     # A weight of class 1 (PyTorch's pos_weight) is usual with one logit, and multiplies counts without other traces.
     unconfirmed = samples > 1 and (head.one_logit or doubted or many(head, samples))
     if unconfirmed or local_steps > 1:
         why = _NO_SCALE if unconfirmed else _VISITS
-        return Labels(sure, seen, samples, why, signed)
+        return Labels(sure, seen, samples, why, signed, withheld=withheld)
     at_least = rank_of(head)
     stated = max(samples, at_least) if at_least == highest_rank(head, samples) else at_least
     proven = np.where(sure > 0, counted(head, rank_of(head, _WEIGHTY)), 0)
-    return Labels(proven, counted(head, stated), samples, "", signed)
+    return Labels(proven, counted(head, stated), samples, "", signed, withheld=withheld)
 
 
 def label_of_rows(called: str, gradient: HeadLayer, weights: HeadLayer, precision: Precision) -> Labels:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
+from jaxleak.audit._checks.tokens import Tokens
 from jaxleak.audit._similarity import closest
 from jaxleak.audit._verdict.case import Case, misfit_of
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
@@ -76,6 +77,7 @@ def judged(
     threat: str,
     truth: tuple[np.ndarray, np.ndarray | None] | None,
     known_options: tuple[str, ...] = (),
+    tokens: Tokens | None = None,
 ) -> Verdict:
     """The verdict, which the truth has no part in, and the scores against the truth.
 
@@ -88,6 +90,7 @@ def judged(
         threat: what the attacker is granted, in a sentence.
         truth: the client's images and labels, where they are given.
         known_options: options that the client states, which no finding need advise.
+        tokens: what the update tells of tokens, if it does.
     """
     best = best_of(answers)
     said = [*said, *_too_little(case, best)]
@@ -104,10 +107,12 @@ def judged(
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = [finding.without(known_options) for finding in findings + less_noise(answers) + out_of_range(best)]
+    attacked = ended(answers, case.loss_known)
     outcome, reasons = decide(
-        findings, labels, best, tried, said, attacked=ended(answers, case.loss_known), stated=conditions(case)
+        findings, labels, best, tried, said, attacked=attacked, stated=conditions(case), tokens=tokens
     )
     numbers, ordered = numbers_of(outcome, labels, best, truth)
+    numbers |= {"attacked": attacked} | ({} if tokens is None else {"token_count": len(tokens.numbers)})
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
     wrong = contradicted_by_truth(best, numbers, ordered)
@@ -117,7 +122,17 @@ def judged(
         reasons = (wrong, *reasons)
     notes = case.share.model.notes
     return Verdict(
-        outcome, reasons, tuple(findings), tuple(answers), best, labels.proven, threat, numbers, ordered, notes
+        outcome,
+        reasons,
+        tuple(findings),
+        tuple(answers),
+        best,
+        labels.proven,
+        threat,
+        numbers,
+        ordered,
+        notes,
+        None if tokens is None else tokens.numbers,
     )
 
 
@@ -241,7 +256,10 @@ def numbers_of(
     outcome: Outcome, labels: Labels, best: Answer | None, truth: tuple[np.ndarray, np.ndarray | None] | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """The metrics, and the true images in the order of the best answer, where there are any."""
-    numbers: dict[str, Any] = {"verdict": outcome, "label_count": int(labels.proven.sum())}
+    certified = 0 if best is None else int(best.shown.sum())
+    numbers: dict[str, Any] = {
+        "verdict": outcome, "label_count": int(labels.proven.sum()), "images_certified": certified
+    }  # fmt: skip
     if best is None:
         return numbers, None
     numbers["gradient_misfit"] = best.misfit

@@ -203,7 +203,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
     for name in attackers:
         answer, pace = one(name, _FIRST)
         if answer is None:
-            yield f"{called(name)} was not tried: the time was spent."
+            yield f"No time was left for {called(name)}."
             break
         yield answer
         short.append((answer, name, pace))

@@ -35,7 +35,8 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
     if x.shape != (images, *shape):
         raise ValueError(f"truth must hold images of shape {(images, *shape)}, got {x.shape}")
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
-        raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}")
+        scale = "; divide by 255" if 1 < x.max() <= 255 and x.min() >= 0 else ""
+        raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}{scale}")
     return x, None if y is None else _labels(y, images, classes)
 
 

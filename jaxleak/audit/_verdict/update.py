@@ -19,6 +19,7 @@ from jaxleak.audit._checks import Finding, Precision, check_known_images, checke
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
 from jaxleak.audit._checks.predicted import ONE_SAMPLE
+from jaxleak.audit._checks.tokens import tokens_of
 from jaxleak.audit._verdict.case import Case, Show
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
 from jaxleak.audit._verdict.own_defense import identity_of, known_defense, with_own_defense
@@ -177,7 +178,10 @@ def update(
         said.append(_time_of_checks(minutes, store.seconds, **of_checks))
     binary = known.loss == BINARY_LOSS and not loss_known
     labels = proven_findings(case) if binary else proven_labels(case, head)
-    return judged(case, findings, labels, answers, said, threat=threat, truth=checked, known_options=known_options)
+    tokens = None if case.defended else tokens_of(share, variables, payload, samples, case.key)
+    return judged(
+        case, findings, labels, answers, said, threat=threat, truth=checked, known_options=known_options, tokens=tokens
+    )
 
 
 def _refused(

@@ -8,6 +8,7 @@ import numpy as np
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._checks.tokens import Tokens
 from jaxleak.metrics._images import has_ssim
 
 #: Name of the finding that the weights could not be checked, which is worth a sentence and no warning.
@@ -77,6 +78,7 @@ _COMPARED = {
     SPEAR_ALONE: "that layer's gradient, as these samples give it,",
     PEELED_ALONE: "what the answer gives of that layer's inputs and of the gradient below it",
 }
+_NO_ATTACK_ENDED = "No attack on images came to its end, so that nothing is known of them."
 _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
 
 
@@ -222,12 +224,14 @@ class Verdict(NamedTuple):
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
-        metrics: verdict, label_count, gradient_misfit; agreement where the gradient is matched; where starts agree,
-            undetermined, the share of images in whose place another one explains the update as well; remainder, the
-            misfit that a descent without a prior leaves near the answer; and below_head, that of the layers below the
-            head alone; with truth those of `jaxleak.metrics.image_scores`.
+        metrics: verdict, label_count, images_certified, and attacked, whether an attack on images came to its end;
+            token_count where tokens are named; gradient_misfit; agreement where the gradient is matched; where starts
+            agree, undetermined, the share of images in whose place another one explains the update as well; remainder,
+            the misfit that a descent without a prior leaves near the answer; and below_head, that of the layers below
+            the head alone; with truth those of `jaxleak.metrics.image_scores`.
         truth: (B, H, W, channels) in the order of the best answer, where it was given.
         notes: what of the network the attacks had to take as it is.
+        tokens: numbers of the tokens that the batch holds, if the update of one-hot codes names them.
     """
 
     verdict: Outcome
@@ -240,12 +244,13 @@ class Verdict(NamedTuple):
     metrics: dict[str, Any]
     truth: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    tokens: np.ndarray | None = None
 
     @property
     def leaked(self) -> tuple[str, ...]:
-        """What leaks: "images", "labels", both or neither."""
+        """What leaks: some of "images", "labels" and "tokens"."""
         images = self.best is not None and bool(self.best.shown.any())
-        found = (("images", images), ("labels", bool(self.labels.any())))
+        found = (("images", images), ("labels", bool(self.labels.any())), ("tokens", self.tokens is not None))
         return tuple(name for name, leaks in found if leaks and self.verdict == "leaks")
 
     @property
@@ -282,6 +287,7 @@ def decide(
     *,
     attacked: bool = True,
     stated: str = "the loss is as stated",
+    tokens: Tokens | None = None,
 ) -> tuple[Outcome, tuple[str, ...]]:
     """The verdict and its reasons.
 
@@ -293,6 +299,7 @@ def decide(
         not_tried: what was not, and why.
         attacked: whether any attack came to its end.
         stated: what must be as stated for images that a search found, as a clause.
+        tokens: what the update tells of tokens, if it does.
     """
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     wrong = failed(findings)
@@ -306,6 +313,8 @@ def decide(
                 f"If the batch also holds {labels.samples} samples, as is stated, and its labels are not smoothed, at "
                 f"least {labels.if_stated.sum()} labels follow: {listed(labels.if_stated)}."
             )
+    if tokens is not None:
+        reasons.append(str(tokens))
     if best is not None and best.shown.any():
         count, total = int(best.shown.sum()), len(best.x)
         which = (
@@ -336,7 +345,8 @@ def decide(
             f"from the update{granted}."
         )
     elif reasons:
-        reasons += ["No image is certified. Images that are shown may be right all the same.", *tried, *not_tried]
+        none = "No image is certified. Images that are shown may be right all the same."
+        reasons += [none if attacked else _NO_ATTACK_ENDED, *tried, *not_tried]
     withheld = [labels.withheld] if labels.withheld else []
     withheld += [finding.evidence for finding in findings if finding.name == UNCHECKED]
     if reasons:

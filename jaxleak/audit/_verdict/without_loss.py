@@ -13,8 +13,8 @@ from jaxleak.defenses.mechanisms import Clipped, Recomputed
 #: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
 #: batch statistics may leave as much of a correct update.
 _EXPLAINED_BELOW = 0.02
-#: The same of several samples of two classes, where a loss can be fitted. Under another loss or scale, blends of them
-#: leave 0.5 to 1.3 % of the update, since one number for each sample has to make up for it; right images leave 0.14 %.
+#: What may remain of several samples of two classes, whatever other losses leave. One number for each sample has to
+#: make up for another loss or scale: blends then leave 0.5 to 1.3 %, under a fitted loss too, and right images 0.14 %.
 _OF_TWO_CLASSES_BELOW = 0.003
 #: What a descent may leave at the most, whatever other losses leave. Right images of networks with batch statistics
 #: left up to 0.039 of their updates, and wrong ones 0.056 and more: under smoothed labels by the search without the
@@ -74,21 +74,25 @@ def as_stated(case: Case, answer: Answer) -> Answer:
     unknowable = rounding_of(case) + (0.0 if answer.lacks_noise else answer.noise)
     if math.isinf(unknowable):  # nothing is known of the rounding, so that no other loss is compared either
         return _at_most(answer, _CERTIFIED_BELOW)
-    allowed = _EXPLAINED_BELOW + unknowable
+    of_two = _of_two_classes(case)
+    allowed = (_OF_TWO_CLASSES_BELOW if of_two else _EXPLAINED_BELOW) + unknowable
     if remainder > allowed and ((answer.x < _AT_BOUNDS) | (answer.x > 1 - _AT_BOUNDS)).any():
         answer = answer._replace(beyond=rival_of(case, answer, bounds=_BEYOND).answer_misfit)
     if total_steps(case.share) > 1:  # a wrong learning rate or momentum leaves more, and no loss is fitted to it
         return answer._replace(allowed=allowed)
-    of_two = case.samples > 1 and case.share.model.num_classes <= 2
-    if remainder <= (_OF_TWO_CLASSES_BELOW + unknowable if of_two else allowed):
+    if remainder <= allowed:
         return answer
     if not case.loss_shown:
         if _no_loss_is_fitted(case):
             return answer._replace(allowed=allowed)
         case.show(f"other losses with the same update as {called(answer.attack)}", 0, 1, "")
         answer = answer._replace(fitted_remainder=rival_of(under_any_loss(case), answer).answer_misfit)
-    most = (_EXPLAINED_BELOW if case.received.in_part else _CERTIFIED_BELOW) + unknowable
-    return _at_most(answer, most) if answer.explained else answer
+    most = allowed if of_two or case.received.in_part else _CERTIFIED_BELOW + unknowable
+    return _at_most(answer, most) if of_two or answer.explained else answer
+
+
+def _of_two_classes(case: Case) -> bool:
+    return case.samples > 1 and case.share.model.num_classes <= 2
 
 
 def _at_most(answer: Answer, most: float) -> Answer:
@@ -103,4 +107,5 @@ def as_fitted(case: Case, answer: Answer) -> Answer:
         case: from `under_any_loss`.
         answer: what a search found there.
     """
-    return _at_most(answer, _CERTIFIED_BELOW + rounding_of(case))
+    most = _OF_TWO_CLASSES_BELOW if _of_two_classes(case) else _CERTIFIED_BELOW
+    return _at_most(answer, most + rounding_of(case))

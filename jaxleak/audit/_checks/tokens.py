@@ -1,0 +1,82 @@
+"""Tokens that an update names: a matrix behind one-hot codes has a gradient in the rows of the tokens alone."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxleak._base import Batch, PyTree
+from jaxleak._jitted import jitted_for_few
+from jaxleak._tree import named_leaves
+from jaxleak.protocols import ClientShare
+
+#: How many numbers of tokens a sentence lists.
+_LISTED = 20
+
+
+class Tokens(NamedTuple):
+    """What an update tells of the tokens of its batch."""
+
+    leaf: str  # the matrix whose rows tell it
+    numbers: np.ndarray  # the tokens of the batch, in order
+    known: int  # how many tokens there are
+
+    def __str__(self) -> str:
+        """A sentence, with what it rests on."""
+        listed = ", ".join(map(str, self.numbers[:_LISTED]))
+        listed += f" and {len(self.numbers) - _LISTED} more" if len(self.numbers) > _LISTED else ""
+        count = f"{len(self.numbers)} of {self.known} tokens"
+        return (
+            f"If the inputs are one-hot codes, the update names the tokens of the batch: the rows of {self.leaf} are "
+            f"zero but for those of {count}, {listed}. Which sample holds which, and where, is not claimed."
+        )
+
+
+def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: int, key: jax.Array) -> Tokens | None:
+    """The tokens of the batch; None where no matrix has rows of zeros, or its rows do not tell one-hot codes.
+
+    That they do is tried on simulated clients: the rows that are not zero must be exactly those of the tokens drawn.
+
+    Args:
+        share: what the client computes.
+        variables: at which it did.
+        payload: the update, in units of a gradient, without a defense.
+        samples: number of samples of all local steps and clients.
+        key: random key of the simulated tokens.
+    """
+    shape = share.model.image_shape
+    for axis in (1, 0):
+        places = shape[axis]
+        for name, leaf in named_leaves(payload).items():
+            for side in range(2 if leaf.ndim == 2 else 0):
+                used = _used(leaf, side)
+                if len(used) != places or not 0 < 2 * used.sum() < places:
+                    continue
+                if all(_told(share, variables, samples, name, side, axis, k) for k in jax.random.split(key)):
+                    return Tokens(name, np.flatnonzero(used), places)
+    return None
+
+
+def _used(leaf: jax.Array, side: int) -> np.ndarray:
+    """(rows,) bool: whether a row of a matrix, or a column if `side` is 1, has an entry that is not zero."""
+    return np.asarray((leaf != 0).any(axis=1 - side))
+
+
+def _told(share: ClientShare, variables: PyTree, samples: int, name: str, side: int, axis: int, key: jax.Array) -> bool:
+    drawn, payload = _simulated(share, samples, axis, variables, key)
+    return bool((_used(named_leaves(payload)[name], side) == np.asarray(drawn)).all())
+
+
+@jitted_for_few(0, 1, 2)
+def _simulated(
+    share: ClientShare, samples: int, axis: int, variables: PyTree, key: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """Which tokens were drawn, and the update of samples that are one-hot codes of them along an axis."""
+    shape, (code_key, label_key) = share.model.image_shape, jax.random.split(key)
+    places = shape[axis]
+    codes = jax.random.randint(code_key, (samples, shape[1 - axis], shape[2]), 0, max(1, places // 2))
+    x = jax.nn.one_hot(codes, places, axis=1 + axis)
+    y = jax.random.randint(label_key, (samples,), 0, share.model.num_classes, jnp.int32)
+    drawn = jnp.zeros(places, bool).at[codes.ravel()].set(True)
+    return drawn, share(variables, Batch(x[:, None], y, jnp.arange(samples)))
