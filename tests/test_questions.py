@@ -17,6 +17,7 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.precision import Precision
 from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._verdict import questions, without_loss
+from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.one_sample import _inputs_alone, not_of_one_sample
@@ -120,6 +121,8 @@ def test_two_images_that_are_stated_as_one_are_no_outer_product():
         why = not_of_one_sample(case._replace(samples=1, defended=False))
         assert bool(why) == (count == 2)
         assert not not_of_one_sample(case._replace(samples=2, defended=False))
+        one = graded(case._replace(contradicted=why), "fedleak_400", answer.x, answer.y)
+        assert one.contradicted == why
         found = answer._replace(agreement=np.ones(count), x=images(count), contradicted=why)
         assert found.shown.all() == (count == 1)
         assert ("has not the form that one sample gives" in told(found)) == (count == 2)

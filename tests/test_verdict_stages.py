@@ -376,3 +376,12 @@ class TestStages:
             assert not list(stages._short_of_bounds(case, answers))
         case.received = UNDEFENDED
         assert not list(stages._short_of_bounds(case, [answer_of(determined=False, **near)]))
+
+
+def test_a_contradicted_statement_reaches_the_search_without_the_loss(monkeypatch):
+    seen = []
+    monkeypatch.setattr(stages, "why_not", lambda case: "")
+    monkeypatch.setattr(stages, "not_of_one_sample", lambda case: "shown")
+    monkeypatch.setattr(stages, "_gradient_matching", lambda case, names: seen.append(case.contradicted) or iter(()))
+    assert not list(stages._any_loss(Stated(defense=None)))
+    assert seen == ["shown"]
