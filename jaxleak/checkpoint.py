@@ -264,13 +264,7 @@ class Checkpoints:
                 f"checkpoint {step} in {self.folder} holds other arrays than this run has, as another version of the "
                 "program writes them; choose another folder or start over with fresh=True (--fresh)"
             )
-        stored, wanted = said.get(_DTYPES, {}), _dtypes(abstract)
-        if others := [name for name in stored.keys() & wanted.keys() if stored[name] != wanted[name]]:
-            name = min(others)
-            raise ConfigMismatchError(
-                f"checkpoint {step} in {self.folder} holds {name} as {stored[name]}, and this run has {wanted[name]}: "
-                "jax_enable_x64 or the inputs differ; choose another folder or start over with fresh=True (--fresh)"
-            )
+        abstract = self._as_stored(step, said.get(_DTYPES, {}), abstract)
         import jax
         import orbax.checkpoint as ocp
 
@@ -287,6 +281,28 @@ class Checkpoints:
             return "its checksum does not fit its values", None, {}
         restored, history = restored if history else (restored, {})
         return None, restored, {name: np.asarray(array) for name, array in history.items()}
+
+    def _as_stored(self, step: int, stored: dict[str, str], abstract: PyTree) -> PyTree:
+        """The arrays of this run in the number formats of a checkpoint, where JAX makes the one of the other."""
+        import jax
+
+        from jaxleak._tree import named_leaves, replaced
+
+        others = {name: leaf for name, leaf in named_leaves(abstract).items() if stored.get(name, "") != _dtype(leaf)}
+        others = {name: leaf for name, leaf in others.items() if name in stored and _dtype(leaf)}
+        for name, leaf in others.items():
+            # A run may begin from arrays of 64 bits, of which JAX makes its own.
+            if stored[name] != str(jax.dtypes.canonicalize_dtype(leaf.dtype)):
+                raise ConfigMismatchError(
+                    f"checkpoint {step} in {self.folder} holds {name} as {stored[name]}, and this run has "
+                    f"{_dtype(leaf)}: jax_enable_x64 or the inputs differ; choose another folder or start over with "
+                    "fresh=True (--fresh)"
+                )
+        made = {
+            name: jax.ShapeDtypeStruct(leaf.shape, stored[name], sharding=getattr(leaf, "sharding", None))
+            for name, leaf in others.items()
+        }
+        return replaced(abstract, made) if made else abstract
 
     def _set_aside(self, step: int, problem: str) -> None:
         print(
@@ -328,7 +344,11 @@ def _dtypes(tree: PyTree) -> dict[str, str]:
     """The number formats of the arrays by name; a Python number has none."""
     from jaxleak._tree import named_leaves
 
-    return {name: str(leaf.dtype) for name, leaf in named_leaves(tree).items() if hasattr(leaf, "dtype")}
+    return {name: _dtype(leaf) for name, leaf in named_leaves(tree).items() if _dtype(leaf)}
+
+
+def _dtype(leaf: Any) -> str:
+    return str(leaf.dtype) if hasattr(leaf, "dtype") else ""
 
 
 def _is_empty(leaf: Any) -> bool:

@@ -249,6 +249,14 @@ def test_a_whole_checkpoint_of_another_precision_is_refused_and_stays(checkpoint
     assert reopened.latest_step() == 5
 
 
+def test_a_run_that_began_from_arrays_of_64_bits_goes_on(checkpoints):
+    checkpoints.save(5, {"x": jnp.arange(3.0), "n": 2})
+    reopened = Checkpoints(checkpoints.folder, CONFIG)
+    found = reopened.restore_latest({"x": np.zeros(3), "n": 0})
+    np.testing.assert_array_equal(found["x"], np.arange(3.0))
+    assert found["x"].dtype == np.float32
+
+
 def test_a_history_comes_back_with_its_checkpoint(checkpoints):
     loss = np.arange(6, dtype=np.float32).reshape(3, 2)
     checkpoints.save(3, _tree(3), {"loss": loss, "frozen": loss > 4})

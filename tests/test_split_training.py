@@ -346,6 +346,8 @@ def test_bad_input():
         protocols.split_training(
             model, num_samples=4, batch_size=2, defenses=dp_sgd(), loss=lambda logits, y: jnp.sum(logits**2)
         )
+    invalid = model._replace(bottom=lambda own, x: jnp.log(-1 - model.bottom(own, x) ** 2))
+    protocols.split_training(invalid, num_samples=4, batch_size=2, defenses=dp_sgd())  # whose outputs are no numbers
     mixing = model._replace(bottom=lambda own, x: model.bottom(own, x) - model.bottom(own, x).mean(axis=0))
     protocols.split_training(mixing, num_samples=4, batch_size=2)
     with pytest.raises(ValueError, match="depends on the other samples of the batch"):

@@ -8,9 +8,9 @@ import pytest
 from jaxleak import Batch, models, protocols
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.labels import Labels
-from jaxleak.audit._checks.tokens import tokens_of
+from jaxleak.audit._checks.tokens import are_codes, tokens_of
 from jaxleak.audit._report import _meaning
-from jaxleak.audit._verdict.verdict import Verdict, decide
+from jaxleak.audit._verdict.verdict import Answer, Verdict, decide
 
 KEY, TOKENS, WIDTH, LENGTH = jax.random.key(0), 30, 6, 3
 SENTENCES = jnp.array([[4, 9, 4], [17, 9, 28]])
@@ -86,3 +86,26 @@ def test_tokens_that_are_named_leak(client):
         if tokens is not None:
             assert reasons[0] == str(tokens)
             assert ("No attack on images came to its end" in reasons[1]) == (not attacked)
+
+
+def test_more_tokens_than_places_and_sides_of_images_name_none(client):
+    payload = _sent(client, _codes())
+    assert tokens_of(*client, payload, 2, KEY) is not None
+    assert tokens_of(*client, payload, 1, KEY) is None  # four tokens in three places
+    share, variables = client
+    square = share.with_model(share.model._replace(image_shape=(TOKENS - 1, TOKENS, 1)))
+    assert tokens_of(square, variables, payload, 2, KEY) is None
+
+
+def test_an_answer_that_is_no_code_refutes_the_condition():
+    codes = np.asarray(_codes())
+    assert are_codes(np.clip(codes + 0.1, 0, 1))
+    assert not are_codes(0.5 * codes)
+
+
+def test_a_headline_lists_what_leaks():
+    best = Answer("fedleak_400", np.random.default_rng(0).random((1, 8, 8, 1)), np.zeros(1, int), 0.0, 0.0, solved=True)
+    everything = Verdict("leaks", (), (), (), best, np.ones(2, int), "", {}, tokens=np.arange(3))
+    assert everything.headline == "leaks images, labels and tokens"
+    assert everything._replace(best=None).headline == "leaks labels and tokens"
+    assert everything._replace(best=None, tokens=None).headline == "leaks labels"

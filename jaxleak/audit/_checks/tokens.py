@@ -13,6 +13,12 @@ from jaxleak.protocols import ClientShare
 
 #: How many numbers of tokens a sentence lists.
 _LISTED = 20
+#: How many times as many tokens there are as places in a sample, at the least: an image has no such sides.
+_TIMES_LENGTH = 2
+#: How many simulated clients must show their tokens.
+_TRIALS = 4
+#: How near to 0 or 1 an answer's entries are if it may be one-hot codes.
+_NEAR = 0.25
 
 
 class Tokens(NamedTuple):
@@ -47,15 +53,24 @@ def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: i
     """
     shape = share.model.image_shape
     for axis in (1, 0):
-        places = shape[axis]
+        places, length = shape[axis], shape[1 - axis]
+        if length < 2 or places < _TIMES_LENGTH * length:  # images are hardly that narrow
+            continue
         for name, leaf in named_leaves(payload).items():
             for side in range(2 if leaf.ndim == 2 else 0):
                 used = _used(leaf, side)
-                if len(used) != places or not 0 < 2 * used.sum() < places:
+                count = int(used.sum())
+                if len(used) != places or not 0 < 2 * count < places or count > samples * length * shape[2]:
                     continue
-                if all(_told(share, variables, samples, name, side, axis, k) for k in jax.random.split(key)):
+                keys = jax.random.split(key, _TRIALS)
+                if all(_told(share, variables, samples, name, side, (axis, count), k) for k in keys):
                     return Tokens(name, np.flatnonzero(used), places)
     return None
+
+
+def are_codes(x: np.ndarray) -> bool:
+    """Whether inputs (B, H, W, channels) may be one-hot codes, as nearly as an answer can tell."""
+    return bool(np.minimum(np.abs(x), np.abs(x - 1)).max() < _NEAR)
 
 
 def _used(leaf: jax.Array, side: int) -> np.ndarray:
@@ -63,19 +78,23 @@ def _used(leaf: jax.Array, side: int) -> np.ndarray:
     return np.asarray((leaf != 0).any(axis=1 - side))
 
 
-def _told(share: ClientShare, variables: PyTree, samples: int, name: str, side: int, axis: int, key: jax.Array) -> bool:
-    drawn, payload = _simulated(share, samples, axis, variables, key)
+def _told(
+    share: ClientShare, variables: PyTree, samples: int, name: str, side: int, sizes: tuple[int, int], key: jax.Array
+) -> bool:
+    """Whether the rows of a matrix show the tokens of a simulated client; `sizes` are the axis and how many to draw."""
+    drawn, payload = _simulated(share, samples, *sizes, variables, key)
     return bool((_used(named_leaves(payload)[name], side) == np.asarray(drawn)).all())
 
 
-@jitted_for_few(0, 1, 2)
+@jitted_for_few(0, 1, 2, 3)
 def _simulated(
-    share: ClientShare, samples: int, axis: int, variables: PyTree, key: jax.Array
+    share: ClientShare, samples: int, axis: int, count: int, variables: PyTree, key: jax.Array
 ) -> tuple[jax.Array, PyTree]:
-    """Which tokens were drawn, and the update of samples that are one-hot codes of them along an axis."""
-    shape, (code_key, label_key) = share.model.image_shape, jax.random.split(key)
+    """Which of `count` random tokens were drawn, and the update of samples that are one-hot codes of them."""
+    shape, (some_key, code_key, label_key) = share.model.image_shape, jax.random.split(key, 3)
     places = shape[axis]
-    codes = jax.random.randint(code_key, (samples, shape[1 - axis], shape[2]), 0, max(1, places // 2))
+    some = jax.random.permutation(some_key, places)[:count]
+    codes = some[jax.random.randint(code_key, (samples, shape[1 - axis], shape[2]), 0, count)]
     x = jax.nn.one_hot(codes, places, axis=1 + axis)
     y = jax.random.randint(label_key, (samples,), 0, share.model.num_classes, jnp.int32)
     drawn = jnp.zeros(places, bool).at[codes.ravel()].set(True)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
-from jaxleak.audit._checks.tokens import Tokens
+from jaxleak.audit._checks.tokens import Tokens, are_codes
 from jaxleak.audit._similarity import closest
 from jaxleak.audit._verdict.case import Case, misfit_of
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
@@ -107,6 +107,8 @@ def judged(
         findings = findings + other
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = [finding.without(known_options) for finding in findings + less_noise(answers) + out_of_range(best)]
+    if best is not None and best.shown.any() and not are_codes(best.x[best.shown]):
+        tokens = None  # the certified inputs refute its condition
     attacked = ended(answers, case.loss_known)
     outcome, reasons = decide(
         findings, labels, best, tried, said, attacked=attacked, stated=conditions(case), tokens=tokens
@@ -207,6 +209,7 @@ def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ver
     labels = Labels.none(model.num_classes)
     outcome, reasons = decide(findings, labels, None, [], [])
     numbers, _ = numbers_of(outcome, labels, None, None)
+    numbers["attacked"] = False
     return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
 
 
@@ -308,9 +311,7 @@ def told(answer: Answer) -> str:
         if not answer.explains_lower_layers:
             agreement += f"{answer.below_head:.0%} of the layers below the head"
         elif answer.allowed is not None:
-            agreement += (
-                f"a certificate takes at most {answer.allowed:.1%} where no other loss explains more of the update"
-            )
+            agreement += f"a certificate takes at most {answer.allowed:.1%}"
         else:
             agreement += f"{answer.fitted_remainder:.1%} under another loss, so that the starts may agree on what makes"
             agreement += " up for it"

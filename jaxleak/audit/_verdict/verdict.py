@@ -256,7 +256,8 @@ class Verdict(NamedTuple):
     @property
     def headline(self) -> str:
         """The verdict with what leaks: "leaks images and labels"."""
-        return f"{self.verdict} {' and '.join(self.leaked)}".strip()
+        *first, last = self.leaked or ("",)
+        return f"{self.verdict} {', '.join(first)}{' and ' if first else ''}{last}".strip()
 
 
 def best_of(answers: list[Answer]) -> Answer | None:
