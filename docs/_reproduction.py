@@ -66,7 +66,8 @@ _NO_BETTER_THAN_NOTHING = {
     "other baselines of CAFE's Table 2, and the claim that they stay below 10 dB": (
         "table2/dlg/", "table2/cosine/", "table2/sapag/", "table2/bn/", "text-claims/others-below",
     ),
-    "CAFE without its second term on MNIST": ("table4/gamma0/mnist",),
+    "Inverting Gradients on 64 digits": ("table3/ig/b64/mnist",),
+    "CAFE without the distance of its features, on MNIST": ("table4/gamma0/mnist",),
     "images after twelve local steps, or behind quantization, in FedLeak's Figure 4": (
         "text-fig4-psnr/none/steps12", "text-fig4-psnr/quantization/",
     ),

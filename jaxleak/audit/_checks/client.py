@@ -192,7 +192,8 @@ def check_known_images(
     if found.name != KNOWN_IMAGES or found.status != "failed":
         return [found] if found.name == KNOWN_IMAGES else []
     if share.total_steps > 1:
-        return [found._replace(status="suspicious", cause=f"images in another order, as from a loader that shuffles; or {found.cause}")]
+        order = "images in another order, as from a loader that shuffles"
+        return [found._replace(status="suspicious", cause=f"{order}; or {found.cause}")]
     return [found._replace(options=("--truth", *found.options))]
 
 
