@@ -119,7 +119,7 @@ def test_dp_before_soteria_is_both(client):
     assert int((kernel == 0).all(axis=1).sum()) == kernel.shape[0] // 2
     assert all((leaf != 0).all() for name, of in sent.items() for leaf in of.values() if name != model.head)
     assert both.mechanism == defenses.dp_sgd(1.0, 1.0).mechanism._replace(zeroes=True)
-    with pytest.raises(ValueError, match="first_place"):
+    with pytest.raises(ValueError, match="per_example must be a defense at per_example_gradient, got one at repr"):
         defenses.composed(defenses.soteria(0.5), defenses.soteria(0.5))
 
 

@@ -10,6 +10,7 @@ from jaxleak import models, protocols, threats
 from jaxleak._base import Batch
 from jaxleak.defenses import cancelling_noise, laplace_noise
 from jaxleak.protocols import aggregate, largest_entry, masked_payloads
+from jaxleak.protocols._sampling import defense_key
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -122,7 +123,7 @@ def test_cancelling_noise_is_in_a_single_upload_and_not_in_the_sum():
     rest = np.setdiff1d(np.arange(4), transcript.index)
     own, other = (jax.jit(share)(state.params, jax.tree.map(lambda leaf, i=i: leaf[i], private))
                   for i in (transcript.index, rest))  # fmt: skip
-    noise_key = jax.random.fold_in(jax.random.fold_in(KEY, 0), 1)
+    noise_key = defense_key(KEY, 0)
     uploads = noise.apply(noise_key, jax.tree.map(lambda *leaves: jnp.stack(leaves), own, other))
     for seen, sent, a, b in zip(*map(jax.tree.leaves, (transcript.payload, uploads, own, other)), strict=True):
         np.testing.assert_allclose(seen, sent[0], rtol=1e-4, atol=1e-6)
