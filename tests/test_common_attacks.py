@@ -30,6 +30,7 @@ class Case(NamedTuple):
     random_start: bool = True
     on_host: bool = False  # reconstructs with NumPy and SciPy, outside of compiled programs
     rtol: float = 1e-3  # eager against compiled
+    info_atol: float = 1e-6  # of SPEAR's distance, which is a share of signs, rounding may turn one
     # "split": bottom and top models; "client": one client's update, all samples in it; "transformer": of one image.
     setting: str = "aligned"
 
@@ -182,7 +183,7 @@ CASES = {
     "informed_guardian": knowing("guardian"),
     "informed_encrypt_top": knowing("encrypt_top"),
     "patch_embedding": Case(patch_embedding, SERVER_WITHOUT_INDICES, random_start=False, setting="transformer"),
-    "spear": Case(spear, SERVER_WITHOUT_INDICES, random_start=False, setting="dense_client"),
+    "spear": Case(spear, SERVER_WITHOUT_INDICES, random_start=False, setting="dense_client", info_atol=0.02),
     "vflrecon": Case(vflrecon, party_view(0), setting="split"),
     "vflrecon_free": Case(vflrecon_free, party_view(0), on_host=True, setting="split"),
     "cafe_exact": Case(cafe_exact, FIRST_LAYER_ONLY, random_start=False, on_host=True),
@@ -327,7 +328,7 @@ def test_eager_equals_compiled(run):
         state, info = run.attack.step(
             jax.random.fold_in(jax.random.key(4), 2), run.states[-2], view(run.case.threat, run.transcripts[-1])
         )
-    chex.assert_trees_all_close(info, run.infos[-1], rtol=run.case.rtol, atol=1e-6)
+    chex.assert_trees_all_close(info, run.infos[-1], rtol=run.case.rtol, atol=run.case.info_atol)
     chex.assert_trees_all_close(state, run.states[-1], rtol=run.case.rtol, atol=run.case.rtol / 10)
 
 
