@@ -329,7 +329,11 @@ def test_eager_equals_compiled(run):
             jax.random.fold_in(jax.random.key(4), 2), run.states[-2], view(run.case.threat, run.transcripts[-1])
         )
     chex.assert_trees_all_close(info, run.infos[-1], rtol=run.case.rtol, atol=run.case.info_atol)
-    chex.assert_trees_all_close(state, run.states[-1], rtol=run.case.rtol, atol=run.case.rtol / 10)
+    last = run.states[-1]
+    if hasattr(state, "wrong"):  # SPEAR's share of wrong signs
+        np.testing.assert_allclose(state.wrong, last.wrong, atol=run.case.info_atol)
+        last = last._replace(wrong=state.wrong)
+    chex.assert_trees_all_close(state, last, rtol=run.case.rtol, atol=run.case.rtol / 10)
 
 
 def test_the_same_keys_give_the_same_bits(run):
