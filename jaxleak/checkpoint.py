@@ -288,21 +288,19 @@ class Checkpoints:
 
         from jaxleak._tree import named_leaves, replaced
 
-        others = {name: leaf for name, leaf in named_leaves(abstract).items() if stored.get(name, "") != _dtype(leaf)}
-        others = {name: leaf for name, leaf in others.items() if name in stored and _dtype(leaf)}
-        for name, leaf in others.items():
+        leaves, made = named_leaves(abstract), {}
+        for name, wanted in _dtypes(abstract).items():
+            leaf, held = leaves[name], stored.get(name, wanted)
+            if held == wanted:
+                continue
             # A run may begin from arrays of 64 bits, of which JAX makes its own.
-            if stored[name] != str(jax.dtypes.canonicalize_dtype(leaf.dtype)):
+            if held != str(jax.dtypes.canonicalize_dtype(leaf.dtype)):
                 raise ConfigMismatchError(
-                    f"checkpoint {step} in {self.folder} holds {name} as {stored[name]}, and this run has "
-                    f"{_dtype(leaf)}: jax_enable_x64 or the inputs differ; choose another folder or start over with "
-                    "fresh=True (--fresh)"
+                    f"checkpoint {step} in {self.folder} holds {name} as {held}, and this run has {wanted}: "
+                    "jax_enable_x64 or the inputs differ; choose another folder or start over with fresh=True (--fresh)"
                 )
-        made = {
-            name: jax.ShapeDtypeStruct(leaf.shape, stored[name], sharding=getattr(leaf, "sharding", None))
-            for name, leaf in others.items()
-        }
-        return replaced(abstract, made) if made else abstract
+            made[name] = jax.ShapeDtypeStruct(leaf.shape, held, sharding=getattr(leaf, "sharding", None))
+        return replaced(abstract, made)
 
     def _set_aside(self, step: int, problem: str) -> None:
         print(
@@ -344,11 +342,7 @@ def _dtypes(tree: PyTree) -> dict[str, str]:
     """The number formats of the arrays by name; a Python number has none."""
     from jaxleak._tree import named_leaves
 
-    return {name: _dtype(leaf) for name, leaf in named_leaves(tree).items() if _dtype(leaf)}
-
-
-def _dtype(leaf: Any) -> str:
-    return str(leaf.dtype) if hasattr(leaf, "dtype") else ""
+    return {name: str(leaf.dtype) for name, leaf in named_leaves(tree).items() if hasattr(leaf, "dtype")}
 
 
 def _is_empty(leaf: Any) -> bool:

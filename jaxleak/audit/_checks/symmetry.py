@@ -22,6 +22,7 @@ from jaxleak.audit._checks.laws import (
     vanishing,
 )
 from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.audit._checks.tokens import used_rows
 from jaxleak.capture._names import matching
 from jaxleak.models import freeze
 from jaxleak.protocols import ClientShare
@@ -90,8 +91,8 @@ def seems_one_hot(payload: PyTree, image_shape: tuple[int, ...]) -> bool:
     places = {height, width, height * width, height * width * channels}
     for leaf in map(np.asarray, jax.tree.leaves(payload)):
         for axis in range(leaf.ndim if leaf.ndim == 2 else 0):
-            used = (leaf != 0).any(axis=1 - axis)
-            if leaf.shape[axis] in places and leaf.shape[axis] > 1 and 0 < 2 * used.sum() < len(used):
+            used = used_rows(leaf, axis)
+            if len(used) in places and len(used) > 1 and 0 < 2 * used.sum() < len(used):
                 return True
     return False
 

@@ -58,7 +58,7 @@ def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: i
             continue
         for name, leaf in named_leaves(payload).items():
             for side in range(2 if leaf.ndim == 2 else 0):
-                used = _used(leaf, side)
+                used = used_rows(leaf, side)
                 count = int(used.sum())
                 if len(used) != places or not 0 < 2 * count < places or count > samples * length * shape[2]:
                     continue
@@ -73,7 +73,7 @@ def are_codes(x: np.ndarray) -> bool:
     return bool(np.minimum(np.abs(x), np.abs(x - 1)).max() < _NEAR)
 
 
-def _used(leaf: jax.Array, side: int) -> np.ndarray:
+def used_rows(leaf: jax.Array | np.ndarray, side: int) -> np.ndarray:
     """(rows,) bool: whether a row of a matrix, or a column if `side` is 1, has an entry that is not zero."""
     return np.asarray((leaf != 0).any(axis=1 - side))
 
@@ -83,7 +83,7 @@ def _told(
 ) -> bool:
     """Whether the rows of a matrix show the tokens of a simulated client; `sizes` are the axis and how many to draw."""
     drawn, payload = _simulated(share, samples, *sizes, variables, key)
-    return bool((_used(named_leaves(payload)[name], side) == np.asarray(drawn)).all())
+    return bool((used_rows(named_leaves(payload)[name], side) == np.asarray(drawn)).all())
 
 
 @jitted_for_few(0, 1, 2, 3)

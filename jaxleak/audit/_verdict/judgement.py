@@ -113,8 +113,8 @@ def judged(
     outcome, reasons = decide(
         findings, labels, best, tried, said, attacked=attacked, stated=conditions(case), tokens=tokens
     )
-    numbers, ordered = numbers_of(outcome, labels, best, truth)
-    numbers |= {"attacked": attacked} | ({} if tokens is None else {"token_count": len(tokens.numbers)})
+    numbers, ordered = numbers_of(outcome, labels, best, truth, attacked=attacked)
+    numbers |= {} if tokens is None else {"token_count": len(tokens.numbers)}
     if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
         reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
     wrong = contradicted_by_truth(best, numbers, ordered)
@@ -209,7 +209,6 @@ def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ver
     labels = Labels.none(model.num_classes)
     outcome, reasons = decide(findings, labels, None, [], [])
     numbers, _ = numbers_of(outcome, labels, None, None)
-    numbers["attacked"] = False
     return Verdict(outcome, reasons, tuple(findings), (), None, labels.proven, threat, numbers, notes=model.notes)
 
 
@@ -256,13 +255,20 @@ def ended(answers: list[Answer], loss_known: bool) -> bool:
 
 
 def numbers_of(
-    outcome: Outcome, labels: Labels, best: Answer | None, truth: tuple[np.ndarray, np.ndarray | None] | None
+    outcome: Outcome,
+    labels: Labels,
+    best: Answer | None,
+    truth: tuple[np.ndarray, np.ndarray | None] | None,
+    *,
+    attacked: bool = False,
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """The metrics, and the true images in the order of the best answer, where there are any."""
-    certified = 0 if best is None else int(best.shown.sum())
     numbers: dict[str, Any] = {
-        "verdict": outcome, "label_count": int(labels.proven.sum()), "images_certified": certified
-    }  # fmt: skip
+        "verdict": outcome,
+        "label_count": int(labels.proven.sum()),
+        "images_certified": 0 if best is None else int(best.shown.sum()),
+        "attacked": attacked,
+    }
     if best is None:
         return numbers, None
     numbers["gradient_misfit"] = best.misfit

@@ -45,12 +45,7 @@ def _chunk(case: Case) -> int:
 
 
 def search(
-    case: Case,
-    name: str,
-    attack: Attack,
-    observation: Observation,
-    *,
-    y: np.ndarray | None = None,
+    case: Case, name: str, attack: Attack, observation: Observation, *, y: np.ndarray | None = None
 ) -> tuple[Answer | None, float]:
     """Run independent starts of an attack until they are done or the budget is spent.
 
