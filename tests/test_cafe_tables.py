@@ -348,6 +348,9 @@ def test_scores_of_a_reconstruction_by_hand():
     assert found["psnr_channel_peak"] == pytest.approx(np.mean(20 * np.log10(peaks / off)), abs=1e-3)
     assert rounds.channel_peak_psnr(problem, truth, everyone) == 200
     np.testing.assert_allclose(rounds.image_psnr(problem, slices[1:3], everyone[1:3]), psnr[1:3], atol=1e-3)
+    exact = np.where(everyone[:, None, None, None, None] == 0, np.asarray(problem.private.x), slices)
+    found = rounds.reconstruction_metrics(problem, Reconstruction(exact, labels, None, None))
+    assert found["psnr_mean"] == pytest.approx((200 + psnr[1:].sum()) / 4, abs=1e-3)
     table = rounds.reconstruction_metrics(
         _problem("breast_cancer"), Reconstruction(np.zeros((4, 4, 8)), labels, None, None)
     )

@@ -16,6 +16,7 @@ from jaxleak._base import Batch, PyTree
 from jaxleak._jitted import jitted_for_few
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.precision import FULL, Precision
+from jaxleak.audit._checks.tokens import codes_of
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.protocols import ClientShare
@@ -232,8 +233,7 @@ def _images(key: jax.Array, count: int, shape: tuple[int, ...], one_hot: bool = 
     """Noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side."""
     if one_hot:
         long = int(shape[1] >= shape[0])
-        codes = jax.random.randint(key, (count, shape[1 - long], shape[2]), 0, shape[long])
-        return jax.nn.one_hot(codes, shape[long], axis=1 + long)
+        return codes_of(key, count, shape, long, jnp.arange(shape[long]))[1]
     coarse_key, fine_key = jax.random.split(key)
     coarse = jax.random.uniform(coarse_key, (count, *(max(1, side // 4) for side in shape[:2]), shape[2]))
     return 0.7 * jax.image.resize(coarse, (count, *shape), "linear") + 0.3 * jax.random.uniform(

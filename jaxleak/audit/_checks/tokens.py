@@ -73,6 +73,17 @@ def are_codes(x: np.ndarray) -> bool:
     return bool(np.minimum(np.abs(x), np.abs(x - 1)).max() < _NEAR)
 
 
+def codes_of(
+    key: jax.Array, samples: int, shape: tuple[int, ...], axis: int, some: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Random tokens out of `some` (count,) in every place of a sample, and their one-hot codes (samples, *shape).
+
+    `axis` is the side of a sample, 0 or 1, along which the codes lie.
+    """
+    codes = some[jax.random.randint(key, (samples, shape[1 - axis], shape[2]), 0, len(some))]
+    return codes, jax.nn.one_hot(codes, shape[axis], axis=1 + axis)
+
+
 def used_rows(leaf: jax.Array | np.ndarray, side: int) -> np.ndarray:
     """(rows,) bool: whether a row of a matrix, or a column if `side` is 1, has an entry that is not zero."""
     return np.asarray((leaf != 0).any(axis=1 - side))
@@ -94,8 +105,7 @@ def _simulated(
     shape, (some_key, code_key, label_key) = share.model.image_shape, jax.random.split(key, 3)
     places = shape[axis]
     some = jax.random.permutation(some_key, places)[:count]
-    codes = some[jax.random.randint(code_key, (samples, shape[1 - axis], shape[2]), 0, count)]
-    x = jax.nn.one_hot(codes, places, axis=1 + axis)
+    codes, x = codes_of(code_key, samples, shape, axis, some)
     y = jax.random.randint(label_key, (samples,), 0, share.model.num_classes, jnp.int32)
     drawn = jnp.zeros(places, bool).at[codes.ravel()].set(True)
     return drawn, share(variables, Batch(x[:, None], y, jnp.arange(samples)))

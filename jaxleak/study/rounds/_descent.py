@@ -17,6 +17,7 @@ from jaxleak._base import Attack, Batch, Protocol, Reconstruction, ShareFn
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.defenses import Defense
+from jaxleak.metrics._images import mean_psnr
 from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, image_psnr
 
 Build = Callable[[models.SplitModel, ShareFn], Attack]
@@ -171,7 +172,8 @@ def reconstruction_metrics(
 ) -> dict[str, float]:
     """Scores of a reconstruction of the whole private set against the truth, each in a unit of its own.
 
-    PSNR is in dB, the label accuracy is in [0, 1], and the mean squared error is on the scale of the data.
+    PSNR is in dB, the label accuracy is in [0, 1], and the mean squared error is on the scale of the data. In the mean,
+    a sample has 200 dB at most.
 
     Args:
         problem: the problem with the truth.
@@ -184,7 +186,7 @@ def reconstruction_metrics(
     psnr = image_psnr(problem, slices, index)
     images = problem.assemble(slices)
     scores: dict[str, float] = {
-        "psnr_mean": float(psnr.mean()),
+        "psnr_mean": mean_psnr(psnr),
         "psnr_median": float(np.median(psnr)),
         "psnr_min": float(psnr.min()),
         "mse_mean": float(np.mean((images - problem.dataset.x) ** 2)),
