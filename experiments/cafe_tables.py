@@ -13,12 +13,6 @@ where it was, and `--fresh` starts over. Every table of images gets a sheet with
 all its rows: Figure 1 of the paper is that of Table 2, Figure 5 that of Table 4, Figure 6 that of the fake gradients,
 and Figure 8 that of `--table yale`. `images` says how many reconstructions a mean is over: those that the exact
 engine has no answer for are left out where nothing is defended, and results.json keeps every seed's numbers.
-
-With the exact engine every CAFE cell of Tables 3 and 6 on MNIST and CIFAR-10 should print above 95 dB. The paper's own
-solver at `--solver paper --datasets mnist --iterations 300 --data-learning-rate 0.05` should print about 13.3 dB for
-CAFE, 8.8 for the BN regularizer, 5.9 for GC and 5.1 or less for the others (seed 0, half an hour). `--table
-fake-gradients --only fake-capped --images 4 --num-samples 200` should print about 5 dB, and 32 for who knows of the
-defense (a quarter of an hour); `--table fig7 --iterations 1000` has training losses (ten minutes).
 """
 
 import functools
@@ -29,8 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cafe.cells import DATASETS, setting_of
-from experiments._cafe.tables import FACES, FIGURES, ICLR, NEURIPS, Options, cells
+from experiments._cafe.tables import DATASETS, FACES, FIGURES, ICLR, NEURIPS, Options, cells, setting_of
 from jaxleak import _validate
 from jaxleak.study import RunFolder, default_out, plots, run_command, sheets
 from jaxleak.study.cell_reports import finish_cells

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import _paper, cafe_tables
 from experiments._cafe import tables
-from experiments._cafe.cells import setting_of
+from experiments._cafe.tables import setting_of
 from jaxleak import data, models, protocols
 from jaxleak._base import Batch, Reconstruction
 from jaxleak.study import rounds

@@ -160,7 +160,7 @@ def test_cafe_sees_indices_and_gradients_and_no_labels(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "granted"),
     [
-        *((name, {}) for name in ("cafe", "cafe-cosine", "dlg", "cosine", "sapag", "gc")),
+        *((name, {}) for name in ("cafe", "dlg", "cosine", "sapag", "gc")),
         ("idlg", {"labels": True}),
         ("bn", {"statistics": True}),
     ],

@@ -26,7 +26,6 @@ TINY = {"num_samples": N, "batch_size": K, "parties": 4, "iterations": 4}
 DESCENTS = {
     # Step III after Steps I and II in nested loops, as the paper has them.
     "nested": Setting("descent", **TINY),
-    "nested_cosine": Setting("descent", method="cafe-cosine", **TINY),
     # Step III alone.
     **{name: Setting("descent", method=name, **TINY) for name in ("dlg", "idlg", "cosine", "sapag", "bn", "gc")},
     # The single loop, which may pass on by thresholds, and may watch a model that trains.
@@ -35,6 +34,8 @@ DESCENTS = {
     "single_training": Setting("single", model_learning_rate=0.1, **TINY),
     # On whole images of two workers.
     "iclr": Setting("single", method="cafe-iclr", **{**TINY, "parties": 1, "workers": 2}),
+    "iclr_cosine": Setting("single", method="cafe-cosine", **TINY),
+    "iclr_dlg": Setting("descent", method="dlg", data_optimizer="normalized", **TINY),
 }
 FIRST = ("single",)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments import _paper
-from experiments._cafe.cells import DATASETS, cell_of, psnr, setting_of
 from jaxleak.attacks import adaptive
-from jaxleak.study.cells import Cell, Results, curve_at, iterations_to
+from jaxleak.attacks.aggregated import CAFE_ICLR
+from jaxleak.study.cells import Cell, Results, curve_at, iterations_to, score_named
 from jaxleak.study.rounds.runs import CAP, FAKE, THRESHOLDS, Setting, cap, defense_named
 
 #: What a run with differential privacy takes from elsewhere, since the paper does not print it.
@@ -19,6 +19,14 @@ FACES = ("yale",)
 #: Without printed numbers: the training curves.
 FIGURES = ("fig7",)
 ICLR = ("iclr-table1a", "iclr-table1b", "iclr-table2a", "iclr-table2b", "iclr-table3a", "iclr-table3b", "iclr-table4")
+
+DATASETS = {
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "MNIST": "mnist",
+    "Yale 32x32": "yale32",
+    "Linnaeus 5": "linnaeus5",
+}
 
 METHODS = {
     "CAFE": "cafe",
@@ -32,11 +40,16 @@ METHODS = {
     "GC regularizer": "gc",
 }
 
+#: Length of a normalised step of the submission's descent, which is not printed.
+STEP_LENGTH = CAFE_ICLR.data_learning_rate
+
 ABLATIONS = {"full": (), "alpha0": ("alpha",), "xi0": ("xi",), "beta0": ("beta",), "gamma0": ("gamma",)}
 
 #: Data sets that are smaller than what the tables ask for: 165 faces, of which a batch size of 40 divides 160.
 SAMPLES_AT_MOST = {"yale32": 160}
 
+#: The final mean PSNR.
+psnr = score_named("psnr")
 #: Truth-side PSNR at which the paper stops counting iterations (Table 5).
 STOP_DB = {"cifar10": 27.0, "linnaeus5": 30.0, "mnist": 38.0}
 
@@ -55,6 +68,19 @@ class Options:
     """Samples that the exact engine's Step III inverts."""
     num_samples: int = 800
     """Private samples behind the NeurIPS tables (paper: 800)."""
+
+
+def cell_of(
+    identifier: str, paper: float | None, unit: str, setting: Setting, read: Callable[[Results], float], note: str = ""
+) -> Cell:
+    """A cell that runs one setting."""
+    return Cell(identifier, paper, unit, (setting,), read, note)
+
+
+def setting_of(cell: Cell) -> Setting:
+    """What a cell of the CAFE tables runs, which is one setting."""
+    setting: Setting = cell.jobs[0]
+    return setting
 
 
 def cells(names: Iterable[str], options: Options) -> Iterator[Cell]:
@@ -244,26 +270,23 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
         note = "one image per seed, of the paper's 50" if method == "dlg" else ""
         if method == "dlg":
             fields |= {"num_samples": total, "workers": 1}
-            setting = Setting("descent", method=method, iterations=10 * options.iterations, **fields)
-        else:
-            setting = _iclr_descent(options, iterations=10 * options.iterations, **fields)
+        setting = _iclr_descent(options, method, iterations=10 * options.iterations, **fields)
         return cell_of(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total, note)
-    if method != "cafe":
-        setting = _descent(options, method=method, **fields)
-    elif options.solver == "exact":
-        setting = _frozen(options, **fields)
-    else:
-        # Table 4 keeps the number of epochs, so that smaller batches take more iterations.
-        tenths = 0.1 / cell["batch_ratio"] if table == "table4" else 1.0
-        setting = _iclr_descent(options, iterations=round(options.iterations * tenths), **fields)
+    if method == "cafe" and options.solver == "exact":
+        return cell_of(identifier, cell["value"], cell["unit"], _frozen(options, **fields), psnr)
+    # Table 4 keeps the number of epochs, so that smaller batches take more iterations.
+    tenths = 0.1 / cell["batch_ratio"] if table == "table4" else 1.0
+    setting = _iclr_descent(options, method, iterations=round(options.iterations * tenths), **fields)
     return cell_of(identifier, cell["value"], cell["unit"], setting, psnr)
 
 
-def _iclr_descent(options: Options, **fields: Any) -> Setting:
-    """The submission's own attack: all steps in every iteration, normalised gradient descent on the data."""
-    rate = options.data_learning_rate
-    overrides = () if rate is None else (("data_learning_rate", rate),)
-    return Setting("single", method="cafe-iclr", overrides=overrides, **fields)
+def _iclr_descent(options: Options, method: str, **fields: Any) -> Setting:
+    """Normalised descent on the data (section 4.1). The submission's own attack makes all steps in every iteration."""
+    overrides = (("data_learning_rate", options.data_learning_rate or STEP_LENGTH),)
+    if method.startswith("cafe"):
+        own = "cafe-iclr" if method == "cafe" else method
+        return Setting("single", method=own, overrides=overrides, **fields)
+    return Setting("descent", method=method, data_optimizer="normalized", overrides=overrides, **fields)
 
 
 def _step_iterations(step: int) -> Callable[[Results], float]:

@@ -6,15 +6,14 @@ from functools import cached_property
 from pathlib import Path
 
 from experiments import _paper
-from experiments._cafe.cells import psnr, setting_of
-from experiments._cafe.tables import DP, ICLR, NEURIPS, Options, cells
+from experiments._cafe.tables import DP, ICLR, NEURIPS, STEP_LENGTH, Options, cells, psnr, setting_of
 from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, joined, score_named
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.rounds.jobs import CafeJobs
-from jaxleak.study.rounds.runs import CAP, STEPS, Setting
+from jaxleak.study.rounds.runs import CAP, FAKE_SAID, STEPS, Setting
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources, samples_in
 
@@ -25,25 +24,29 @@ POOL = "a pool of one gradient for 1,000"
 GRANTED = "the server is granted the statistics of every batch"
 
 PRINTED = Options(solver="paper", iterations=8000)
-#: What every descent takes from elsewhere, since the paper does not print it.
+#: What every descent takes from elsewhere, since the paper does not print it; the optimisers are those of the attack.
 UNPRINTED = "not printed: optimisers (ours), starts and widths (the authors' code)"
-#: The ICLR submission prints its optimizer and the widths of its horizontal model, and iterations in Table 4 alone.
-UNPRINTED_ICLR = "not printed: starts, widths of the vertical model (the authors' code)"
+UNPRINTED_TRAINING = "not printed: starts and widths (the authors' code)"
+#: The ICLR submission prints its optimizer, the widths of its horizontal model, and 800 epochs but for two tables.
+UNPRINTED_ICLR = f"not printed: step length ({STEP_LENGTH:g}), weights of the loss, starts, a vertical model's widths"
+FROZEN = "the weights stay as they are, which Algorithm 1 trains meanwhile"
 ITERATIONS_OPEN = "iterations not printed: as in Table 4 at a batch ratio of 0.1"
-#: Table 4 of the submission keeps 800 epochs; a run of as many iterations as at a ratio of 0.1 is one of fewer epochs.
-AT_ONE_TENTH = 8000
+OPEN = ("iclr-table2b", "iclr-table3b")
+#: What NeurIPS prints of its single loops no further than that all steps are one loop.
+ALL_STEPS = "every iteration makes all three steps"
 #: The printed first loss of Table 11, 2.77 = ln 16, is that of 16 classes at an even start.
 TABLE11 = "data not printed: CIFAR-10, whose 10 classes give a first loss near 2.30, where 2.77 is printed"
 #: A descent of Table 10 that gives a row of it in one run.
 WHOLE_STEPS = "Steps I and II of full length at every T, which the paper cuts at T as well"
 #: The reduced problem: a tenth of the private samples, in batches of a tenth of the size, of one sample at least.
 SHARE, ROUNDS, RATE = 10, 200, 0.05
+#: The reduced problem of the submission makes one update in so many, and each as many times as long: a normalised step
+#: has a length, so that fewer of the same length would reach the data from no start.
+FEWER = 16
 #: Tables of iteration counts, or of curves over thousands of iterations: the reduced problem runs all iterations.
 WHOLE_RUNS = ("table5", "table8-psnr", "table10")
 #: Tables whose reduced problem still takes ten minutes or more; a variant of them has a quarter of the channels.
-NARROW = ("table4", "table5", "table10", "iclr-table1a", "iclr-table2a", "iclr-table2b")
-#: Methods in these tables that need such a variant; the other attacks there do not.
-_NARROW_METHODS = ("cafe", "cafe-cosine", "cafe-iclr", "dlg")
+NARROW = ("table4", "table5", "table10", "iclr-table1a")
 OURS = Options(solver="exact", images=8)
 CHANNEL_PEAK = "PSNR by the formula of the ICLR submission, with every channel's own peak"
 PEAK_ONE = "PSNR with a peak of 1"
@@ -110,7 +113,13 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
     identifier, _, name = cell.id.removeprefix("iclr-").partition("#")
     setting = setting or setting_of(cell)
     faked = setting.defense.startswith("fake-")
-    unprinted = DP * setting.defense.startswith("dp-"), LINNAEUS * (setting.dataset == "linnaeus5"), POOL * faked
+    unprinted = (
+        DP * setting.defense.startswith("dp-"),
+        LINNAEUS * (setting.dataset == "linnaeus5"),
+        joined(FAKE_SAID.get(setting.defense, ""), POOL * faked),
+        "the model is trained by SGD (not printed)" * cell.id.startswith("table7/"),
+        "one image for the mean of 50" * cell.id.startswith("iclr-table1a/dlg/"),
+    )
     if faked and variant == "printed":  # all sizes but the pool are printed
         variant, name = "reduced", f"{name}-{setting.num_samples}"
     table11 = cell.id.startswith("table11/")
@@ -128,12 +137,12 @@ def _as_printed(cell: Cell) -> Measurement:
     setting, note = setting_of(cell), ""
     if setting.kind == "training" and setting.network == "cafe-small":
         setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
-    if setting.kind != "exact":
-        note = joined(note, UNPRINTED_ICLR if cell.id.startswith("iclr-") else UNPRINTED)
-    if cell.id.startswith("table8-psnr/"):
-        note = joined(note, "every iteration makes all three steps")
-    if cell.id.startswith("iclr-") and not cell.id.startswith("iclr-table4/"):
-        note = joined(note, ITERATIONS_OPEN)
+    if cell.id.startswith("iclr-"):
+        note = joined(UNPRINTED_ICLR, FROZEN, ITERATIONS_OPEN * cell.id.startswith(OPEN))
+    elif setting.kind != "exact":
+        note = joined(note, UNPRINTED_TRAINING if setting.kind == "training" else UNPRINTED)
+    if cell.id.startswith(("table7/", "table8-psnr/")):
+        note = joined(note, ALL_STEPS)
     return _measurement(cell, "printed", note, setting)
 
 
@@ -145,11 +154,6 @@ def _readings(cell: Cell) -> Iterator[Measurement]:
         yield replace(authors, name="authors-adam")
         stopped = _measurement(cell, "ours", STEPS["stopped"], replace(setting, steps="stopped"))
         yield replace(stopped, name="descent-stopped")
-    if cell.id.startswith("iclr-table4/") and setting.iterations > AT_ONE_TENTH:
-        fewer = replace(setting, iterations=AT_ONE_TENTH)
-        note = f"{UNPRINTED_ICLR}; {_updates(fewer):g} epochs for {_updates(setting):g}"
-        short = _measurement(cell, "reduced", note, fewer)
-        yield replace(short, name=joined(short.name, "fewer-epochs", by="-"))
 
 
 def _reduced(cell: Cell) -> Measurement | None:
@@ -158,15 +162,32 @@ def _reduced(cell: Cell) -> Measurement | None:
     if table == "iclr-table1a":
         return None
     small, sizes = _smaller(setting)
+    if table.startswith("iclr-"):
+        return _fewer_updates(cell, small, sizes)
     if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs, which have as many rounds here as printed
         return _measurement(cell, "reduced", sizes, small)
     if setting.kind == "training":
         small = replace(small, network="cafe-small")
         return _measurement(cell, "reduced", f"{sizes}; a quarter of the channels", small)
     small = replace(small, iterations=ROUNDS, overrides=(*small.overrides, ("data_learning_rate", RATE)))
-    steps = f"{ROUNDS} iterations of Step III at rate {RATE:g} for {setting.iterations}"
+    which = f"all three steps ({ALL_STEPS}), Step III" if setting.kind == "single" else "Step III"
+    steps = f"{ROUNDS} iterations of {which} at rate {RATE:g} for {setting.iterations}"
     updates = f"{_updates(small):g} updates of every sample for {_updates(setting):g}"
     return _measurement(cell, "reduced", f"{sizes}; {steps}: {updates}", small)
+
+
+def _fewer_updates(cell: Cell, small: Setting, sizes: str) -> Measurement:
+    """The submission's descent in fewer and longer steps. CIFAR-10 stands for Linnaeus 5, and one run serves both."""
+    setting, length = setting_of(cell), FEWER * STEP_LENGTH
+    updates = _updates(setting) / FEWER
+    rounds = round(updates * small.num_samples / small.batch_size)
+    small = replace(small, iterations=rounds, overrides=(("data_learning_rate", length),))
+    steps = f"{updates:g} updates of every sample for {_updates(setting):g}, each {FEWER} times as long ({length:g})"
+    return _on_cifar10(_measurement(cell, "reduced", f"{sizes}; {steps}", small), small)
+
+
+def _on_cifar10(measurement: Measurement, setting: Setting) -> Measurement:
+    return replace(measurement, jobs=(replace(setting, dataset=SPECS[setting.dataset]),))
 
 
 def _updates(setting: Setting) -> float:
@@ -198,7 +219,7 @@ def _narrow(cell: Cell) -> Measurement | None:
     CIFAR-10 stands for Linnaeus 5 with its own caps, so that one run serves both.
     """
     setting, table = setting_of(cell), cell.id.partition("/")[0]
-    if table not in NARROW or setting.method not in _NARROW_METHODS:
+    if table not in NARROW:
         return None
     small, sizes = _smaller(setting)
     small = replace(small, network="cafe-small")
@@ -212,8 +233,7 @@ def _narrow(cell: Cell) -> Measurement | None:
     if ("data_learning_rate", RATE) in small.overrides:
         notes[-1] += f" at rate {RATE:g}"
     measurement = _measurement(cell, "reduced", "; ".join(notes), small)
-    jobs = (replace(small, dataset="cifar10") if small.dataset == "linnaeus5" else small,)
-    return replace(measurement, jobs=jobs, name=joined(measurement.name, "narrow", by="-"))
+    return replace(_on_cifar10(measurement, small), name=joined(measurement.name, "narrow", by="-"))
 
 
 def _too_large(measurement: Measurement) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments._cafe.cells import psnr
-from experiments._cafe.tables import SAMPLES_AT_MOST
+from experiments._cafe.tables import SAMPLES_AT_MOST, psnr
 from jaxleak.study.cells import iterations_to, score_named
 from jaxleak.study.ledger import Measurement, claims
 from jaxleak.study.rounds.runs import Setting

@@ -17,6 +17,16 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired-tensor": {"reading": "paired", "scale": "tensor"},
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
+_CLAMPED = "sorted absolute values, of which no entry has more than its own size"
+#: What they read into the paper, which prints N(0, 1.1) in no unit, and entries below a limit that is not given.
+FAKE_SAID = {
+    "fake-capped": f"fake gradients in units of the whole gradient's root mean square: {_CLAMPED}",
+    "fake-printed": "fake gradients in units of 1, by Algorithm 5 as printed",
+    "fake-relative": f"fake gradients in units of every tensor's root mean square: {_CLAMPED}",
+    "fake-repaired": f"fake gradients in units of 1: {_CLAMPED}",
+    "fake-paired-tensor": "fake gradients in units of every tensor's root mean square, paired by rank (Section 3.4)",
+    "fake-paired": "fake gradients in units of the whole gradient's root mean square, paired by rank (Section 3.4)",
+}
 #: Largest numbers of iterations of a step (Table 5), by data set. Steps I and II take as many here.
 CAPS = {"linnaeus5": 20_000}
 CAP = 8_000
@@ -54,6 +64,7 @@ class Setting:
     network: Literal["cafe", "cafe-small"] = "cafe"
     # What the paper does not print of its descent, see `STEPS`.
     steps: Literal["adam", "authors", "stopped"] = "adam"
+    data_optimizer: Literal["adam", "normalized"] = "adam"  # of a method that reads no H; the ICLR submission's or ours
     steps_at: int = 0  # iterations of Steps I and II each; 0 for the cap of the data set
     seed: int = 0
 

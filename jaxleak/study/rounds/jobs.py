@@ -44,7 +44,7 @@ class CafeJobs:
 
     def identity(self, setting: Setting, seed: int) -> dict[str, Any]:
         """The setting and its data."""
-        fields = named_before(asdict(replace(setting, seed=seed)), steps="adam", steps_at=0)
+        fields = named_before(asdict(replace(setting, seed=seed)), steps="adam", steps_at=0, data_optimizer="adam")
         return fields | {"data": self.specs[setting.dataset]}
 
     def sources(self, setting: Setting, seed: int) -> Arrays:
@@ -72,7 +72,7 @@ class CafeJobs:
         return Result(found, arrays)
 
     def _nested(self, setting: Setting, problem: Problem) -> NestedTables | None:
-        if setting.method not in ("cafe", "cafe-cosine") or dict(setting.overrides).get("gamma") == 0.0:
+        if setting.method != "cafe" or dict(setting.overrides).get("gamma") == 0.0:
             return None  # nothing reads H
         # Steps I and II do not depend on what Step III does afterwards.
         same = replace(setting, method="cafe", overrides=(), iterations=0)

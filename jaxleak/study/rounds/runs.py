@@ -22,6 +22,7 @@ from jaxleak.study.rounds._problem import Problem, channel_peak_psnr, forward_fe
 from jaxleak.study.rounds._settings import (
     CAP,
     FAKE,
+    FAKE_SAID,
     STEPS,
     THRESHOLDS,
     Setting,
@@ -37,6 +38,7 @@ from jaxleak.study.rounds._training import training
 __all__ = [
     "CAP",
     "FAKE",
+    "FAKE_SAID",
     "PICTURES",
     "PICTURE_KEY",
     "STEPS",
@@ -250,6 +252,8 @@ def _single_loop(setting: Setting, model: models.SplitModel, share: Any) -> Atta
     overrides: dict[str, Any] = dict(setting.overrides)
     if setting.method == "cafe-iclr":
         options = aggregated.CAFE_ICLR._replace(**overrides)
+    elif setting.method == "cafe-cosine":
+        options = aggregated.cosine_options(**aggregated.CAFE_ICLR._replace(**overrides)._asdict())
     else:
         printed = {**aggregated.published_hyperparameters(table9_row(setting))._asdict(), **overrides}
         options = aggregated.CafeOptions(loops="single", switch=setting.switch, **printed)
@@ -259,10 +263,11 @@ def _single_loop(setting: Setting, model: models.SplitModel, share: Any) -> Atta
 def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel, share: Any) -> Attack:
     size: dict[str, Any] = {"num_samples": setting.num_samples}
     rate: dict[str, Any] = {"learning_rate": options["data_learning_rate"]}
+    if setting.data_optimizer == "normalized":
+        rate["optimizer"] = aggregated.CAFE_ICLR.optimizers.data
     nested = {**options, "loops": "nested", "iterations": 1}
     builders: dict[str, Callable[[], Attack]] = {
         "cafe": lambda: attacks.cafe(model, share, **size, options=aggregated.CafeOptions(**nested)),
-        "cafe-cosine": lambda: attacks.cafe(model, share, **size, options=aggregated.cosine_options(**nested)),
         "dlg": lambda: aggregated.aligned_dlg(model, share, **size, **rate),
         "idlg": lambda: aggregated.aligned_idlg(model, share, **size, **rate),
         "cosine": lambda: aggregated.aligned_cosine_tv(model, share, **size, beta=options["beta"], **rate),
