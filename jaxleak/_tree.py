@@ -11,13 +11,19 @@ from jaxleak._base import PyTree
 
 
 def squared_norm(tree: PyTree) -> jax.Array:
-    """Sum of squares over all leaves."""
-    return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
+    """Sum of squares over all leaves, in float32 at the least."""
+    return dot(tree, tree)
 
 
 def dot(a: PyTree, b: PyTree) -> jax.Array:
-    """Inner product over all leaves of two trees of the same structure."""
-    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+    """Inner product over all leaves of two trees of the same structure, in float32 at the least."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(_wide(x), _wide(y)), a, b)), jnp.zeros(()))
+
+
+def _wide(leaf: jax.Array) -> jax.Array:
+    """The leaf in a type whose squares neither overflow at 300 nor vanish at 1e-4, as those of 16 bits do."""
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def where_seen(payload: PyTree, simulated: PyTree) -> PyTree:

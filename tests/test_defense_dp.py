@@ -49,10 +49,20 @@ def test_every_example_is_clipped_and_short_ones_stay(clip):
 
 def test_owners_of_split_training_clip_their_own_parts():
     parts = (EXAMPLES["a"], {}, EXAMPLES["b"])
-    shared = dp_sgd(2.0, 0.0).apply(KEY, parts)
+    shared = dp_sgd(2.0, 0.0).apply(KEY, parts, owners=True)
     for part, truth in ((shared[0], parts[0]), (shared[2], parts[2])):
         np.testing.assert_allclose(_rows(part), _slow_clip(_rows(truth), 2 / np.sqrt(2)), rtol=1e-5)
     assert (np.linalg.norm(_rows(shared), axis=1) <= 2 * (1 + 1e-6)).all()
+    # Parameters of a function may be a tuple, too, and are then one tree.
+    whole = dp_sgd(2.0, 0.0).apply(KEY, (EXAMPLES["a"], EXAMPLES["b"]))
+    np.testing.assert_allclose(_rows(whole), _slow_clip(_rows(EXAMPLES), 2.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [3e3, 1e-5])
+def test_gradients_of_16_bits_are_clipped_by_their_norm(size):
+    example = {"w": jnp.full((1, 4), size, jnp.float16)}
+    found = np.asarray(dp_sgd(size, 0.0).apply(KEY, example)["w"], np.float64)  # their norm is twice the clip
+    np.testing.assert_allclose(found, size / 2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("defense", [dp_sgd(2.0, 0.7), adaptive_dp_sgd(2.0, 2.8, decay=0.5)], ids=["dp", "adaptive"])
@@ -69,6 +79,9 @@ def test_masked_examples_do_not_count_and_the_divisor_is_the_expected_batch():
     shared = dp_sgd(1.0, 0.0, expected_batch=2.5).apply(KEY, EXAMPLES, mask=mask)
     expected = _slow_clip(_rows(EXAMPLES), 1.0)[np.asarray(mask)].sum(axis=0) / 2.5
     np.testing.assert_allclose(_rows(shared).mean(axis=0), expected, rtol=1e-5, atol=1e-7)
+    for wrong in (mask.astype(jnp.float32), mask[:1], mask[:, None]):
+        with pytest.raises(ValueError, match=r"mask must be \(6,\) truth values"):
+            dp_sgd(1.0, 0.0).apply(KEY, EXAMPLES, mask=wrong)
     others = jax.tree.map(lambda leaf: leaf.at[1].set(7.0), EXAMPLES)
     noisy = dp_sgd(1.0, 2.0, expected_batch=2.5)
     np.testing.assert_array_equal(*(_rows(noisy.apply(KEY, e, mask=mask)) for e in (EXAMPLES, others)))

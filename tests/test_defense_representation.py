@@ -139,6 +139,12 @@ def test_outpost_prunes_and_perturbs_what_fisher_points_at(ratio):
     assert (shared != reference.flat(PAYLOAD)).sum() > 0.3 * shared.size
 
 
+def test_outpost_gives_no_noise_to_entries_that_are_zero():
+    sparse = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[..., 0].set(1.0), PAYLOAD)
+    shared = outpost(0.0, noise_scale=0.8, fisher_percent=90, decay=0).apply(KEY, sparse, **BATCH)
+    np.testing.assert_array_equal(reference.flat(shared) != 0, reference.flat(sparse) != 0)
+
+
 def test_the_risk_of_a_layer_is_at_most_one():
     assert risk(jnp.array([-9.0, 9.0])) == 1
     assert risk(jnp.array([3.0])) == risk(jnp.full(5, 2.0)) == 0
@@ -341,6 +347,23 @@ class TestFeatureDropout:
         with pytest.raises(ValueError, match=r"rate must be in \[0, 1\)"):
             feature_dropout(rate)
 
+    @pytest.mark.parametrize(
+        "last",
+        [lambda z, x: 5 * z, lambda z, x: 3 * jnp.tanh(z / 3), lambda z, x: z + x.reshape(len(x), -1)[:, :CLASSES]],
+        ids=["scaled", "bounded", "skip"],
+    )
+    def test_outputs_that_are_more_than_the_heads_are_refused(self, last):
+        def apply(variables, x):
+            params = variables["params"]
+            hidden = jax.nn.relu(x.reshape(len(x), -1) @ params["body"])
+            return last(hidden @ params["head"]["kernel"] + params["head"]["bias"], x)
+
+        params = {"body": jnp.ones((6, 4)), "head": {"kernel": jnp.ones((4, CLASSES)), "bias": jnp.zeros(CLASSES)}}
+        model, variables = from_function(apply, {"params": params}, image_shape=(2, 3, 1), num_classes=CLASSES)
+        given = {**BATCH, "model": model, "variables": variables}
+        with pytest.raises(ValueError, match="feature_dropout needs a model whose outputs are those of its last"):
+            jax.jit(lambda: feature_dropout(0.5).apply(KEY, params, **given))()
+
     def test_labels_are_needed(self):
         with pytest.raises(ValueError, match="keyword y"):
             feature_dropout(0.5).apply(KEY, PAYLOAD, model=MODEL, variables=VARIABLES, x=X)
@@ -410,3 +433,14 @@ def test_a_loss_that_is_a_sum_is_refused_where_examples_are_averaged():
             KEY, VARIABLES["params"], model=MODEL, variables=VARIABLES, x=X, y=Y, loss=summed
         )
     protocols.client(share, num_samples=2, batch_size=2, defense=soteria(0.5))  # which takes any loss
+
+
+def test_a_loss_with_class_weights_is_refused_where_examples_are_averaged():
+    def weighted(logits, y):
+        weights = jnp.linspace(1.0, 9.0, CLASSES)[y]
+        losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
+        return (weights * losses).sum() / weights.sum()  # as PyTorch has it: no mean of the examples' losses
+
+    share = protocols.ClientShare(MODEL, loss=weighted)
+    with pytest.raises(ValueError, match="two examples of different classes have a loss of"):
+        protocols.client(share, num_samples=2, batch_size=2, defense=dp_sgd(1.0, 0.0))

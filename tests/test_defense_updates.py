@@ -14,12 +14,14 @@ from jaxleak.defenses import (
     cancelling_noise,
     chain,
     clipped_gaussian,
+    fake_gradients,
     gaussian_noise,
     laplace_noise,
     magnitude_noise,
     outpost,
     quantize,
     sparsify,
+    vfl_defender,
     withhold_top,
 )
 from jaxleak.defenses.mechanisms import Mechanism, Replayed
@@ -254,10 +256,18 @@ def test_what_others_can_tell_of_a_compressed_update(defense, mechanism):
 
 @pytest.mark.parametrize(
     "defense",
-    [sparsify(50), outpost(0.5, noise_scale=0.0, decay=0.0)],
-    ids=["sparsify", "outpost"],
+    [
+        sparsify(50),
+        outpost(0.5, noise_scale=0.0, decay=0.0),
+        withhold_top(50),
+        withhold_top(50, encrypted=True),
+        *(vfl_defender(1.0, -1.0, reading=reading) for reading in ("paper", "direction", "batch")),
+        fake_gradients(reading="paired", scale="absolute"),
+    ],
+    ids=["sparsify", "outpost", "withhold", "encrypt", "signs", "directions", "batch", "paired"],
 )
-def test_a_selection_of_entries_hides_no_broken_gradient(defense):
-    payload = {"w": jnp.array([jnp.nan, jnp.nan, 1.0, 2.0, 3.0, 4.0])}
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_a_selection_of_entries_hides_no_broken_gradient(defense, bad):
+    payload = {"w": jnp.array([[bad, bad, 1.0, 2.0, 3.0, 4.0]])}
     sent = jax.jit(lambda p: defense.apply(KEY, p, variables={"params": p}))(payload)["w"]
-    assert np.isnan(sent).any()
+    assert not np.isfinite(sent).all()

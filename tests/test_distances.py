@@ -109,6 +109,14 @@ def test_a_tree_of_zeros_has_no_direction(trees):
         assert o.cosine(*pair) == 1
 
 
+@pytest.mark.parametrize("size", [3e3, 1e-4])
+def test_directions_of_16_bits_are_told_apart(size):
+    one = {"w": jnp.full(4, size, jnp.float16)}
+    opposite = jax.tree.map(jnp.negative, one)
+    assert o.cosine(one, opposite) == pytest.approx(2, rel=1e-5)
+    assert o.cosine(one, one) == pytest.approx(0, abs=1e-5)
+
+
 def test_layer_weights_as_sequence_tree_and_function(trees):
     a, b = trees
     weights = [0.5, 0.0, 3.0]

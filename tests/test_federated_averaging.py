@@ -120,6 +120,7 @@ def test_training_learns(samples):
     x = samples.x[:, 0]
     assert federation.evaluate(trained.variables, x, samples.y) > federation.evaluate(state.variables, x, samples.y)
     assert federation.evaluate(trained.variables, x, samples.y) >= 0.9
+    assert federation.evaluate(trained.variables, jnp.full_like(x, jnp.nan), jnp.zeros_like(samples.y)) == 0
 
 
 DEFENSES = {
@@ -220,6 +221,7 @@ def test_a_client_that_is_drawn_keeps_its_own_rest():
         ({"defense": defenses.marvell(num_classes=2)}, "place must be one of payload"),
         ({"defense": defenses.adam_step(1e-3)}, "must be that of the clients' adam_step, 0.001, got 0.0001"),
         ({"parts": []}, "the number of parts must be > 0"),
+        ({"defense": defenses.dp_sgd(1.0, 0.0), "batch_size": 3}, "the smallest has 2 samples, batch_size is 3"),
         ({"defense": defenses.marvell(num_classes=9)._replace(place="payload")}, r"that of the model, \d, got 9"),
     ],
 )

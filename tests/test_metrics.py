@@ -130,6 +130,17 @@ def test_ssim_of_small_images_uses_the_largest_window_that_fits(side):
     np.testing.assert_allclose(metrics.ssim(truth, truth), 1.0)
 
 
+def test_ssim_refuses_pixels_of_another_range(images):
+    truth, estimate = images
+    with pytest.raises(ValueError, match=r"truth must hold pixels in \[0, 1\], got .* or divide by 255"):
+        metrics.ssim(255 * truth, 255 * estimate)
+
+
+def test_a_common_factor_is_found_before_pixels_are_clipped(images):
+    truth, _ = images
+    assert metrics.image_scores(truth, 3 * truth)[0]["psnr_up_to_scale"] == 200
+
+
 def test_ssim_refuses_what_has_no_structure():
     with pytest.raises(ValueError, match="at least 3x3 pixels, got 2x9"):
         metrics.ssim(np.zeros((1, 2, 9, 1)), np.zeros((1, 2, 9, 1)))
@@ -188,9 +199,20 @@ def test_matching_undoes_a_shuffle():
 def test_matching_is_the_best_of_all_pairings():
     rng = np.random.default_rng(4)
     truth, estimate = rng.random((5, 2)), rng.random((5, 2))
-    best = min(metrics.mse(truth, estimate[list(p)]).sum() for p in permutations(range(5)))
+    best = max(metrics.psnr(truth, estimate[list(p)]).mean() for p in permutations(range(5)))
     found = metrics.match_one_to_one(truth, estimate)
-    assert metrics.mse(truth, estimate[found]).sum() == pytest.approx(best)
+    assert metrics.psnr(truth, estimate[found]).mean() == pytest.approx(best)
+
+
+def test_an_exact_image_is_matched_with_itself_whatever_the_others_are():
+    truth = np.stack([np.full((8, 8, 1), 0.5), np.full((8, 8, 1), 0.7)])
+    truth[:, ::2] += 0.1
+    estimate = np.stack([truth[0], truth[0] - 0.4])  # least squares would give the first image to the second truth
+    swapped = metrics.mse(truth, estimate[[1, 0]]).sum()
+    assert swapped < metrics.mse(truth, estimate).sum()
+    assert metrics.match_one_to_one(truth, estimate).tolist() == [0, 1]
+    assert metrics.image_scores(truth, estimate)[0]["ssim_max"] == 1.0
+    assert metrics.match_one_to_one(truth[::-1], estimate).tolist() == [1, 0]
 
 
 def test_matching_refuses_non_finite_values():
@@ -392,7 +414,9 @@ def test_scores_of_a_batch_are_those_of_the_single_measures_after_clipping_and_m
     expected = {
         "psnr": metrics.psnr(truth, clipped).mean(),
         "psnr_best_match": metrics.best_match_psnr(truth, clipped).mean(),
-        "psnr_up_to_scale": metrics.psnr_up_to_scale(truth, clipped).mean(),
+        "psnr_up_to_scale": np.maximum(
+            metrics.psnr_up_to_scale(truth, clipped), metrics.psnr_up_to_scale(truth, estimate[::-1])
+        ).mean(),
         "ssim": metrics.ssim(truth, clipped).mean(),
         "ssim_max": metrics.ssim(truth, clipped).max(),
         "recognised": (metrics.ssim(truth, clipped) > 0.8).mean(),

@@ -204,6 +204,12 @@ def test_truncation_is_by_tile_and_counts_its_own_bound(shape):
         assert bool(terms["tv"]) == counts
 
 
+def test_losses_over_classes_refuse_one_logit():
+    for loss in (objectives.cross_entropy, objectives.focal_loss):
+        with pytest.raises(ValueError, match=f"{loss.__name__} of one logit is zero"):
+            loss(jnp.ones((3, 1)), jnp.array([1, 0, 1]))
+
+
 def test_one_logit_is_that_of_class_one():
     logits, y = jnp.array([[2.0], [-1.0], [0.5]]), jnp.array([1, 0, 1])
     slow = np.mean([np.log1p(np.exp(-z if label else z)) for (z,), label in zip(logits, y, strict=True)])

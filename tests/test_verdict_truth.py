@@ -71,25 +71,20 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
             check_truth(truth, 2, (3, 4, 1), 5)
 
 
-def test_certified_images_choose_their_true_ones_first():
+def test_an_image_that_is_right_has_its_own_truth_beside_one_that_is_bad():
     rng = np.random.default_rng(0)
     a, b, c = (0.25 + 0.5 * rng.random((3, 8, 8, 1))).astype(np.float32)
     # The second image is a, nearly; a bad one lies so much further from b than from a that the least sum swaps them.
     bad = np.clip(2.5 * a - 1.5 * b, 0, 1)
     answer = Answer("fedleak_400", np.stack([bad, a + 0.01, c]), np.zeros(3, int), 0.0, 0.0, np.array([0.1, 1.0, 1.0]))
     truth = np.stack([a, b, c])
-    _, order = metrics.image_scores(truth, answer.x)
-    assert np.argsort(order).tolist() == [0, 1, 2]
     found, ordered = scores((truth, None), answer)
     np.testing.assert_array_equal(ordered, np.stack([b, a, c]))
     assert found["psnr_each"][1] == pytest.approx(40, abs=0.1)
     for name in ("psnr", "ssim"):
-        assert found[name] == pytest.approx(np.mean(found[f"{name}_each"]))
+        assert found[name] == pytest.approx(np.mean(np.minimum(found[f"{name}_each"], 200)))
     assert found["recognised"] == pytest.approx(2 / 3)
     assert found["ssim_max"] == max(found["ssim_each"])
-    assert found["psnr_up_to_scale"] == pytest.approx(np.mean(metrics.psnr_up_to_scale(ordered, answer.x)))
-    uncertain = answer._replace(agreement=np.zeros(3))
-    np.testing.assert_array_equal(scores((truth, None), uncertain)[1], truth)
 
 
 def test_scores_are_those_of_the_metrics_and_the_truth_is_in_the_answers_order():

@@ -224,6 +224,13 @@ def test_li_and_fu_by_hand():
     np.testing.assert_array_equal(labels, y)
     assert certain.all()
     assert not party_records.sign_labels(p)[1].any()
+    labels, certain = party_records.sign_labels(np.zeros((3, 4)))
+    assert labels.tolist() == [-1] * 3
+    assert not certain.any()
+    # Norms that are equal across the cut say nothing, whatever the order of the rows.
+    assert party_records.norm_labels(np.ones((10, 3)), 0.3).tolist() == [-1] * 10
+    assert party_records.norm_labels(np.array([[3.0], [2.0], [2.0], [1.0]]), 0.5).tolist() == [1, -1, -1, 0]
+    assert party_records.norm_labels(np.array([[3.0], [3.0], [2.0], [2.0]]), 0.5).tolist() == [1, 1, 0, 0]
     with pytest.raises(ValueError, match="positive_share"):
         party_records.norm_labels(gradients, 1.0)
     with pytest.raises(ValueError, match="anchor must have shape"):

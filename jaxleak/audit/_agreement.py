@@ -24,8 +24,8 @@ def agreement(starts: Reconstruction) -> Agreement:
 
     A start that has gone wrong goes wrong in its own way, so that two which end at the same image are likely to have
     read it off the gradient. The answer is that of `best_restart`; the other is the one with the second lowest score of
-    the attacker's own. Starts may list their images in different orders: they are paired so that the total squared
-    error is least. Nothing here knows the truth. An agreement says that the images follow from the upload, and not that
+    the attacker's own. Starts may list their images in different orders: they are paired as `match_one_to_one` pairs.
+    Nothing here knows the truth. An agreement says that the images follow from the upload, and not that
     the upload is what the client computed: behind noise that a defense has added, starts agree on wrong images. Nor
     does it say so where the upload leaves the pixels open: starts that share a prior then agree on what it prefers,
     and `rival` tells.

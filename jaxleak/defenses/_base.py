@@ -280,6 +280,11 @@ def per_leaf(
     return stateless(place, update, encode, mechanism=mechanism)
 
 
+def broken(leaf: jax.Array) -> jax.Array:
+    """Zeros, and NaN where an entry is not finite: what a defense adds that would else hide a broken payload."""
+    return jnp.where(jnp.isfinite(leaf), 0.0, jnp.nan).astype(leaf.dtype)
+
+
 def map_with_keys(change: Callable[..., jax.Array], key: jax.Array, tree: PyTree, *rest: PyTree) -> PyTree:
     """`change(key, leaf, *other leaves)` on every leaf, each leaf with a key of its own."""
     leaves, structure = jax.tree.flatten(tree)

@@ -9,7 +9,7 @@ import optax
 
 from jaxleak import _magnitudes, _validate
 from jaxleak._base import PyTree
-from jaxleak.defenses._base import SPLIT_PLACES, Defense, PayloadEncoding, per_leaf, stateless
+from jaxleak.defenses._base import SPLIT_PLACES, Defense, PayloadEncoding, broken, per_leaf, stateless
 from jaxleak.defenses.mechanisms import Mechanism, Replayed
 
 BITS = (32, 16, 8, 4, 1)
@@ -117,7 +117,8 @@ def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
     percent is `sparsify(p)`. FedLeak suggests encrypting the top 80 percent.
 
     Args:
-        percent: share that is withheld, in [0, 100]; 0 is the identity.
+        percent: share that is withheld, in [0, 100]; 0 is the identity. Entries that tie with the smallest of them are
+            withheld as well: of entries on a grid, such as quantised ones, that may be many more, or all.
         encrypted: the entries do reach the aggregate, under encryption that is not simulated here. The defense then
             acts at "server_view": it hides them from the server without harming the model. Otherwise they are dropped
             from the payload.
@@ -167,4 +168,5 @@ def _split_largest(tree: PyTree, percent: float) -> tuple[PyTree, PyTree]:
     """(`tree` with only its largest entries, `tree` without them)."""
     threshold = _magnitudes.magnitude_threshold(jax.tree.leaves(tree), percent)
     kept = jax.tree.map(lambda leaf: jnp.where(_magnitudes.reaches(leaf, threshold), leaf, 0.0), tree)
-    return kept, jax.tree.map(lambda leaf: jnp.where(_magnitudes.reaches(leaf, threshold), 0.0, leaf), tree)
+    rest = jax.tree.map(lambda leaf: jnp.where(_magnitudes.reaches(leaf, threshold), broken(leaf), leaf), tree)
+    return kept, rest

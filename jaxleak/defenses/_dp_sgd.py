@@ -21,8 +21,9 @@ def dp_sgd(clip: float = 1.0, noise_multiplier: float = 1.0, *, expected_batch: 
     `epsilon_of` accounts for it, for batches sampled as it says. A batch-normalised network in training mode mixes
     examples, so that no single example's gradient exists.
 
-    Keyword of `apply`, optional: `mask` (B,), True for examples that count. With Poisson sampling the batch varies, so
-    that a protocol of fixed shapes pads it; the sum is then divided by `expected_batch`, as the accounting needs.
+    Keywords of `apply`, optional: `mask` (B,) bool, True for examples that count, and `owners`, True where the payload
+    is such a tuple. With Poisson sampling the batch varies, so that a protocol of fixed shapes pads it; the sum is then
+    divided by `expected_batch`, as the accounting needs.
 
     Args:
         clip: C > 0, in units of the gradient (FedLeak: 1).
@@ -33,7 +34,8 @@ def dp_sgd(clip: float = 1.0, noise_multiplier: float = 1.0, *, expected_batch: 
         A `Defense` at "per_example_gradient".
 
     Raises:
-        ValueError: on values out of range; when applied to leaves that differ in their leading axis.
+        ValueError: on values out of range; when applied to leaves that differ in their leading axis, or with a mask of
+            another shape or kind.
     """
     return adaptive_dp_sgd(clip, noise_multiplier, decay=1.0, expected_batch=expected_batch)
 
@@ -72,13 +74,16 @@ def adaptive_dp_sgd(
         *,
         round: jax.Array | int | None = None,
         mask: jax.Array | None = None,
+        owners: bool = False,
         **extra: object,
     ) -> PyTree:
         del extra
         sigma = noise_multiplier * clip * decay_at(decay, round)
         size = example_count(payload)
+        if mask is not None and (mask.shape != (size,) or mask.dtype != bool):
+            raise ValueError(f"mask must be ({size},) truth values, got {mask.dtype} of shape {mask.shape}")
         divisor = size if expected_batch is None else expected_batch
-        parts = payload if isinstance(payload, tuple) else (payload,)
+        parts = payload if owners else (payload,)
         bound = clip / math.sqrt(sum(bool(jax.tree.leaves(part)) for part in parts))
 
         def clipped(example: PyTree) -> PyTree:
@@ -90,7 +95,7 @@ def adaptive_dp_sgd(
             return (counted * size + sigma * jax.random.normal(k, leaf.shape[1:])) / divisor
 
         new = tuple(jax.vmap(clipped)(part) if jax.tree.leaves(part) else part for part in parts)
-        return map_with_keys(noisy, key, new if isinstance(payload, tuple) else new[0])
+        return map_with_keys(noisy, key, new if owners else new[0])
 
     noise = GaussianNoise(noise_multiplier * clip, decay, of_sum=True) if noise_multiplier else None
     # With another divisor than B the payload is in other units than a candidate's mean.

@@ -8,7 +8,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.defenses._base import Defense
+from jaxleak.defenses._base import Defense, broken
 from jaxleak.defenses.mechanisms import Mechanism, RankedNoise
 
 Reading = Literal["clamped", "paired", "printed"]
@@ -93,7 +93,7 @@ def fake_gradients(
             if reading != "paired":
                 psi = [jnp.minimum(p, jnp.maximum(g, -p)) for p, g in zip(psi, ranked, strict=True)]
             return [
-                jnp.zeros_like(p).at[order].set(p).reshape(leaf.shape)
+                jnp.zeros_like(p).at[order].set(p).reshape(leaf.shape) + broken(leaf)
                 for p, order, leaf in zip(psi, orders, leaves, strict=True)
             ]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxleak import _validate
 from jaxleak._base import Loss, PyTree
 from jaxleak.defenses._base import Defense, stateless
-from jaxleak.defenses._representation import needs_batch, needs_labels
+from jaxleak.defenses._representation import needs_batch, needs_labels, require_plain_head
 from jaxleak.defenses.mechanisms import Mechanism, Recomputed
 from jaxleak.models._classifier import BatchNormMode, Classifier
 from jaxleak.objectives import cross_entropy
@@ -28,7 +28,8 @@ def feature_dropout(rate: float, *, loss: Loss | None = None) -> Defense:
         who simulate it, it is differentiable in x and takes a `sharpness`.
 
     Raises:
-        ValueError: on a rate out of range; when applied without those keywords.
+        ValueError: on a rate out of range; when applied without those keywords, or to a model that does more to its
+            outputs than its last dense layer, such as scaling them.
     """
     _validate.below_one(rate=rate)
     chosen = loss
@@ -51,6 +52,7 @@ def feature_dropout(rate: float, *, loss: Loss | None = None) -> Defense:
         y = needs_labels("feature_dropout", y)
         if not rate:
             return payload
+        require_plain_head("feature_dropout", model)
 
         def dropped_loss(params: PyTree) -> jax.Array:
             features = model.apply({**variables, "params": params}, x, mode=mode, sharpness=sharpness).features

@@ -68,7 +68,9 @@ def outpost(
 
         def perturb(k: jax.Array, leaf: jax.Array, weights: jax.Array) -> jax.Array:
             noise = noise_scale * risk(weights) * jax.random.normal(k, leaf.shape)
-            return prune_small(leaf, ratio) + jnp.where(_magnitudes.reaches(leaf, informative), noise, 0.0)
+            # Of a gradient that is mostly zeros, the zeros would tie with the most informative entries.
+            chosen = _magnitudes.reaches(leaf, informative) & (leaf != 0)
+            return prune_small(leaf, ratio) + jnp.where(chosen, noise, 0.0)
 
         perturbed = map_with_keys(perturb, noise_key, payload, variables["params"])
         if not decay:

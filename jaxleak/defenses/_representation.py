@@ -1,5 +1,6 @@
 """What representation defenses need of the client: its model, its batch and its loss."""
 
+import functools
 from typing import TypedDict
 
 import jax
@@ -27,19 +28,57 @@ def check_mean(loss: Loss, num_classes: int) -> None:
     Raises:
         ValueError: if two equal examples have another loss than one of them.
     """
-    logits = np.linspace(-1, 1, num_classes, dtype=np.float32)[None]
-    for y in (np.zeros(1, np.int32), np.eye(num_classes, dtype=np.float32)[:1]):
-        try:  # a loss of somebody's own takes labels of one shape, and may raise anything on others
-            with jax.ensure_compile_time_eval():
-                one, two = (float(loss(jnp.asarray(logits.repeat(n, 0)), jnp.asarray(y.repeat(n, 0)))) for n in (1, 2))
-        except Exception:
-            continue
-        # Somebody's own loss may be no number at these outputs, as of a network whose outputs are probabilities.
-        if np.isfinite([one, two]).all() and not np.isclose(one, two, rtol=1e-3):
-            raise ValueError(
-                "loss must be a mean over the batch behind a defense of single examples, whose gradients are averaged; "
-                f"two equal examples have a loss of {two:.3g}, and one has {one:.3g}"
-            )
+    rising = np.linspace(-1, 1, num_classes, dtype=np.float32)
+    logits = np.stack([rising, -0.5 * rising])
+    last = num_classes - 1
+    for y in (np.array([0, last], np.int32), np.eye(num_classes, dtype=np.float32)[[0, last]]):
+        for rows, which in (([0, 0], "two equal examples"), ([0, 1], "two examples of different classes")):
+            try:  # a loss of somebody's own takes labels of one shape, and may raise anything on others
+                with jax.ensure_compile_time_eval():
+                    single, both = (
+                        np.mean([float(loss(jnp.asarray(logits[part]), jnp.asarray(y[part]))) for part in parts])
+                        for parts in ([[row] for row in rows], [rows])
+                    )
+            except Exception:
+                continue
+            # Somebody's own loss may be no number at these outputs, as of a network whose outputs are probabilities.
+            if np.isfinite([single, both]).all() and not np.isclose(single, both, rtol=1e-3):
+                raise ValueError(
+                    "loss must be a mean over the batch behind a defense of single examples, whose gradients are "
+                    f"averaged; {which} have a loss of {both:.3g}, and the mean of their own is {single:.3g}"
+                )
+
+
+def require_plain_head(name: str, model: Classifier) -> None:
+    """Refuse a model whose outputs are more than what its last dense layer makes of its features.
+
+    A scale, a soft cap or a skip around that layer would be lost where a defense computes it by itself.
+
+    Raises:
+        ValueError: naming the defense, if outputs at random weights and images are not those of that layer.
+    """
+    if not _has_plain_head(model):
+        raise ValueError(
+            f"{name} needs a model whose outputs are those of its last dense layer, {model.head}: this one scales, "
+            "bounds or adds to them"
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _has_plain_head(model: Classifier) -> bool:
+    with jax.ensure_compile_time_eval():
+        variables = model.init(jax.random.key(0))
+        # No weight is zero, as those of a head or of a skip may be at first.
+        leaves, treedef = jax.tree.flatten(variables["params"])
+        keys = jax.random.split(jax.random.key(1), max(1, len(leaves)))
+        moved = [leaf + 0.1 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=False)]
+        variables = {**variables, "params": jax.tree.unflatten(treedef, moved)}
+        x = jax.random.uniform(jax.random.key(2), (2, *model.image_shape))
+        outputs = model.apply(variables, x, mode="eval")
+        head = model.head_of(variables["params"], gradient=False)
+        plain = outputs.features @ head.kernel + (0 if head.bias is None else head.bias)
+        scale = float(jnp.abs(plain).max())
+        return bool(jnp.abs(outputs.logits - plain).max() <= 1e-3 * scale)
 
 
 def needs_batch(

@@ -9,7 +9,7 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import PyTree
-from jaxleak.defenses._base import Defense
+from jaxleak.defenses._base import Defense, broken
 
 Reading = Literal["paper", "direction", "batch"]
 READINGS: tuple[Reading, ...] = ("paper", "direction", "batch")
@@ -59,7 +59,7 @@ def vfl_defender(t_max: float, t_min: float, *, reading: Reading = "direction") 
     def only_signs(key: jax.Array, gradient: jax.Array) -> jax.Array:
         # Clipping and normalising are left out: they keep signs, and nothing else is read.
         size = jax.random.uniform(key, gradient.shape, minval=_TINY)
-        return size * jnp.where(gradient > 0, t_max, t_min)
+        return size * jnp.where(gradient > 0, t_max, t_min) + broken(gradient)
 
     def only_direction(key: jax.Array, gradient: jax.Array) -> jax.Array:
         clipped = jnp.clip(gradient, t_min, t_max)
@@ -67,7 +67,8 @@ def vfl_defender(t_max: float, t_min: float, *, reading: Reading = "direction") 
         # Squares of small float32 numbers underflow: the largest element becomes one before the norm is taken.
         scaled = clipped / jnp.maximum(jnp.abs(clipped).max(axis=one_norm, keepdims=True), _TINY)
         norm = jnp.sqrt(jnp.sum(scaled**2, axis=one_norm, keepdims=True))
-        return radius * jax.random.uniform(key, norm.shape, minval=_TINY) * scaled / jnp.maximum(norm, _TINY)
+        sizes = radius * jax.random.uniform(key, norm.shape, minval=_TINY)
+        return sizes * scaled / jnp.maximum(norm, _TINY) + broken(gradient)
 
     randomise = only_signs if reading == "paper" else only_direction
 

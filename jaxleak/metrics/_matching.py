@@ -3,18 +3,19 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxleak.metrics._images import psnr
+from jaxleak.metrics._images import MOST_DB, psnr
 from jaxleak.metrics._pairs import pair
 
 
 def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
-    """The pairing of reconstructions with samples that has the least total MSE, each used once.
+    """The pairing of reconstructions with samples that has the highest mean PSNR, each used once.
 
-    The Hungarian method on all N x N errors; needs 8 N^2 bytes. It looks at the truth, so the matched scores are the
-    best that any ordering gives: an upper bound on what leaked, to be reported as such.
+    The Hungarian method on all N x N errors; needs 8 N^2 bytes. It looks at the truth, so the matched PSNR is the best
+    that any ordering gives: an upper bound on what leaked, to be reported as such. The total squared error does not
+    take its place: the worst images dominate it, so that an exact reconstruction may be given another sample.
 
     Args:
-        truth: (N, ...) samples, in any unit.
+        truth: (N, ...) samples. Of a peak of 1, a PSNR counts as 200 dB at most.
         estimate: the same shape, in any order, and in the same unit.
 
     Returns:
@@ -30,7 +31,8 @@ def least_pairing(truth: np.ndarray, estimates: np.ndarray) -> np.ndarray:
     """(N,) numbers of the estimates (M, ...), M >= N, each used once at the most, of `match_one_to_one`."""
     import scipy  # here and below, since every command scores and its --help need not wait
 
-    return scipy.optimize.linear_sum_assignment(_squared_distances(truth, estimates))[1]
+    errors = _squared_distances(truth, estimates) / max(1, truth[0].size if len(truth) else 1)
+    return scipy.optimize.linear_sum_assignment(np.log10(np.maximum(errors, 10 ** (-MOST_DB / 10))))[1]
 
 
 def match_best(truth: ArrayLike, estimates: ArrayLike) -> np.ndarray:

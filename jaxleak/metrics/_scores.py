@@ -5,12 +5,19 @@ import logging
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxleak.metrics._images import RECOGNISED_ABOVE, grey_psnr, has_ssim, mean_psnr, psnr, psnr_up_to_scale, ssim
+from jaxleak.metrics._images import (
+    RECOGNISED_ABOVE,
+    grey_psnr,
+    has_ssim,
+    mean_psnr,
+    psnr,
+    psnr_up_to_scale,
+    require_unit,
+    ssim,
+)
 from jaxleak.metrics._labels import label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
-#: How far beyond [0, 1] rounding may have moved a true pixel.
-_ROUNDING = 1e-3
 #: Share of an estimate's pixels beyond [0, 1] by more than this from which on another unit is suspected.
 _CLIPPED, _BEYOND = 0.25, 0.05
 _log = logging.getLogger("jaxleak")
@@ -43,7 +50,8 @@ def image_scores(
 
         * `psnr`, `psnr_best_match`, `psnr_up_to_scale`: means over the images in dB, of which an image has 200 at most,
           so that one without any error does not make the mean infinite; in the second one, several images
-          may share a reconstruction, and the third one is after a common factor.
+          may share a reconstruction, and the third one is after a common factor, found before or
+          after clipping, whichever is better.
         * `ssim`, `ssim_max`: in [-1, 1], the mean over the images and that of the image that leaks most.
         * `recognised`: in [0, 1], the share of images whose SSIM is above 0.8.
         * `psnr_grey`: in dB, what a grey image scores, which has found nothing.
@@ -63,7 +71,9 @@ def image_scores(
     scores = {
         "psnr": mean_psnr(psnr(truth, matched)),
         "psnr_best_match": mean_psnr(best_match_psnr(truth, found)),
-        "psnr_up_to_scale": mean_psnr(psnr_up_to_scale(truth, matched)),
+        "psnr_up_to_scale": mean_psnr(
+            np.maximum(psnr_up_to_scale(truth, matched), psnr_up_to_scale(truth, raw[order]))
+        ),
     }
     if truth.ndim == 4 and has_ssim(truth.shape[1:]):
         similarity = ssim(truth, matched)
@@ -86,11 +96,7 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
     for name, pixels in {"truth": truth, "estimate": estimate}.items():
         if not np.isfinite(pixels).all():
             raise ValueError(f"{name} must hold finite pixels")
-    if truth.size and not (truth.min() >= -_ROUNDING and truth.max() <= 1 + _ROUNDING):
-        raise ValueError(
-            f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
-            "x * std + mean, of normalised images and answers, or divide by 255"
-        )
+    require_unit(truth)
     # Square images alone: signals of one row, and small patches of many channels, have such shapes rightly.
     if truth.ndim == 4 and truth.shape[1] in _CHANNELS and truth.shape[2] == truth.shape[3] > 2 * max(_CHANNELS):
         raise ValueError(

@@ -37,13 +37,17 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
         ValueError: if there is one logit only: the softmax of one logit is 1, so that neither value nor gradient would
             depend on anything. Such a network stands for two logits, 0 and its own, of two classes.
     """
+    _require_classes("cross_entropy", logits)
+    return -jnp.mean(jnp.sum(_targets(logits, y) * jax.nn.log_softmax(logits), axis=-1))
+
+
+def _require_classes(name: str, logits: jax.Array) -> None:
     if logits.shape[-1] == 1:
         raise ValueError(
-            "cross_entropy of one logit is zero, and so is its gradient: give the network one logit for each class; "
+            f"{name} of one logit is zero, and so is its gradient: give the network one logit for each class; "
             "one with one logit z for two classes stands for the two logits (0, z), whose cross_entropy is the binary "
             "one of z, and models.from_function and the functions beside it read it so by themselves"
         )
-    return -jnp.mean(jnp.sum(_targets(logits, y) * jax.nn.log_softmax(logits), axis=-1))
 
 
 def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -82,7 +86,11 @@ def focal_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
     """Mean () of (1 - p)^2 times the cross-entropy of logits (B, C) against labels (B,) or (B, C) of probability p.
 
     Lin et al., *Focal loss for dense object detection*, 2017, equation 4 with gamma = 2.
+
+    Raises:
+        ValueError: as `cross_entropy`.
     """
+    _require_classes("focal_loss", logits)
     log_p = jax.nn.log_softmax(logits)
     return -jnp.mean(jnp.sum(_targets(logits, y) * (1 - jnp.exp(log_p)) ** 2 * log_p, axis=-1))
 

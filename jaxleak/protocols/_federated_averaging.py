@@ -97,7 +97,8 @@ def federated_averaging(
 
     Raises:
         ValueError: on arguments out of range, a client without samples, per-example gradients of a model whose batch
-            normalisation mixes examples, or several local steps with a defense that knows one only.
+            normalisation mixes examples or of a client with fewer samples than a batch, or several local steps with a
+            defense that knows one only.
     """
     _validate.made(Classifier, "models.build", model=model)
     _validate.functions(loss=loss)
@@ -116,6 +117,11 @@ def federated_averaging(
         mixes_examples=model.mixes_images(batch_norm),
         loss=loss,
     )
+    if acts_at(defense, "per_example_gradient") and min(map(len, parts)) < batch_size:
+        raise ValueError(
+            "a defense of single examples needs clients with a batch of different ones: the smallest has "
+            f"{min(map(len, parts))} samples, batch_size is {batch_size}"
+        )
     step = None if defense is None or defense.mechanism is None else defense.mechanism.simulation
     if isinstance(step, AdamStep) and step.learning_rate != learning_rate:
         raise ValueError(
@@ -215,7 +221,9 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
 
     @jax.jit
     def predicted(variables: PyTree, x: jax.Array) -> jax.Array:
-        return jnp.argmax(model.apply(variables, x, mode="eval").logits, axis=-1)
+        logits = model.apply(variables, x, mode="eval").logits
+        # What is not a number would seem to be of the first class.
+        return jnp.where(jnp.isfinite(logits).all(axis=-1), jnp.argmax(logits, axis=-1), -1)
 
     def evaluate(variables: PyTree, x: jax.Array, y: jax.Array) -> float:
         if x.shape[1:] != model.image_shape:

@@ -93,7 +93,7 @@ def split_training(
     transform = default_optimizer() if optimizer is None else optimizer
     mean_loss = functools.partial(objective, loss, num_classes=model.num_classes)
 
-    def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: jax.Array) -> PyTree:
+    def defend(key: jax.Array, place: str, value: PyTree, step: jax.Array, **known: object) -> PyTree:
         for i, defense in enumerate(defenses):
             value, _ = defended(defense, place, jax.random.fold_in(key, i), value, round=step, **known)
         return value
@@ -132,7 +132,7 @@ def split_training(
         cut = defend(noise_key, "cut_gradient", cut, state.round, labels=batch.y)
         if by_example:
             examples = _example_gradients(model, params, slices, sent, cut, output_gradient)
-            examples = defend(noise_key, "per_example_gradient", examples, state.round, labels=batch.y)
+            examples = defend(noise_key, "per_example_gradient", examples, state.round, labels=batch.y, owners=True)
             *bottoms, top_gradient = mean_of_examples(examples)
         else:
             bottoms = [pull(c)[0] for pull, c in zip(pulls, cut, strict=True)]

@@ -25,7 +25,8 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
 
     Returns:
         Labels (n,), int32 integers in {0, 1}, one for each row of the gradients and in their order, not one for each
-        sample: `labels[index] = answer` puts them back by sample.
+        sample: `labels[index] = answer` puts them back by sample. Rows of one norm that the cut would part have the
+        label -1, which scores of labels leave out.
 
     Raises:
         ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e) or not finite.
@@ -36,9 +37,14 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
         raise ValueError(f"positive_share must be in (0, 1), got {positive_share}")
     rare_share = min(positive_share, 1 - positive_share)
     norms = np.linalg.norm(gradients.astype(np.float64), axis=1)
+    count = round(rare_share * len(norms))
     rare = np.zeros(len(norms), bool)
-    rare[np.argsort(-norms, kind="stable")[: round(rare_share * len(norms))]] = True
-    return (rare if positive_share <= 0.5 else ~rare).astype(np.int32)
+    order = np.argsort(-norms, kind="stable")
+    rare[order[:count]] = True
+    labels = np.where(rare, positive_share <= 0.5, positive_share > 0.5).astype(np.int32)
+    if 0 < count < len(norms) and norms[order[count - 1]] == norms[order[count]]:  # the order of rows would decide
+        labels[norms == norms[order[count]]] = -1
+    return labels
 
 
 def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: int = 1) -> np.ndarray:
@@ -85,13 +91,14 @@ def sign_labels(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         Labels (n,) int32, one for each row of the gradients and in their order (`labels[index] = answer` puts them back
-        by sample), and (n,) bool: exactly one entry is negative, so the label is certain.
+        by sample), -1 for a row of zeros; and (n,) bool: exactly one entry is negative, so the label is certain.
 
     Raises:
         ValueError: if gradients is not a non-empty (n, C) or not finite.
     """
     _check(gradients)
-    return gradients.argmin(axis=1).astype(np.int32), (gradients < 0).sum(axis=1) == 1
+    labels = np.where(gradients.any(axis=1), gradients.argmin(axis=1), -1)
+    return labels.astype(np.int32), (gradients < 0).sum(axis=1) == 1
 
 
 def _check(gradients: np.ndarray) -> None:

@@ -152,7 +152,8 @@ def _train(
     mean, variance = centre + shift, jnp.maximum(square - shift**2, 0.0)
     if items is not None:
         mean, variance = _of_items(mean, variance, items)
-    scale = jnp.maximum(jnp.sqrt(variance), 1e-8)
+    # Below a floor there is rounding only; of entries that are small themselves, that is less.
+    scale = jnp.maximum(jnp.sqrt(variance), jnp.clip(1e-6 * jnp.abs(mean), 1e-30, 1e-8))
 
     params = net.init(jax.random.fold_in(key, 0), jnp.zeros((1, width)))["params"]
 

@@ -7,8 +7,6 @@ import numpy as np
 from jaxleak import _validate, metrics
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import Answer
-from jaxleak.metrics._images import RECOGNISED_ABOVE
-from jaxleak.metrics._matching import least_pairing
 
 _MULTI_LABEL = "labels of several classes per image cannot be scored; give x alone, without y"
 
@@ -63,38 +61,12 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
     """The scores of an answer, and the true images in the answer's order.
 
     The scores are those of `metrics.image_scores`, and in the answer's order `psnr_each` in dB and `ssim_each`, or
-    `similarity_each` where images are too small for SSIM; a mean hides that one of several is wrong. Where some images
-    are certified and others are not, the certified ones choose their true images first. The least sum of squared
-    errors, which the worst images dominate, would give one that is right another's truth.
+    `similarity_each` where images are too small for SSIM; a mean hides that one of several is wrong.
     """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none
     found, order = metrics.image_scores(x, best.x, true_labels=y, labels=best.y if answered else None)
-    shown, certified = np.clip(best.x, 0, 1), best.shown
-    mixed = bool(certified.any() and not certified.all())
-    ordered = x[_certified_first(x, shown, certified) if mixed else np.argsort(order)]
+    shown, ordered = np.clip(best.x, 0, 1), x[np.argsort(order)]
     each = {"psnr_each": metrics.psnr(ordered, shown)}
     each["ssim_each" if "ssim" in found else "similarity_each"] = similarity(ordered, shown)
-    if mixed:
-        found["psnr"] = float(np.mean(each["psnr_each"]))
-        found["psnr_up_to_scale"] = float(np.mean(metrics.psnr_up_to_scale(ordered, shown)))
-    if mixed and "ssim" in found:
-        ssim = each["ssim_each"]
-        found["ssim"], found["ssim_max"] = float(np.mean(ssim)), float(np.max(ssim))
-        found["recognised"] = float(np.mean(ssim > RECOGNISED_ABOVE))
     return found | {name: values.tolist() for name, values in each.items()}, ordered
-
-
-def _certified_first(truth: np.ndarray, images: np.ndarray, certified: np.ndarray) -> np.ndarray:
-    """(N,) which true image each image is paired with, one to one, by the least sum of squared errors in two parts.
-
-    Args:
-        truth: (N, H, W, channels).
-        images: the same shape and unit.
-        certified: (N,) bool, which images choose among all true ones; the others choose among those that are left.
-    """
-    paired, left = np.zeros(len(truth), np.int64), np.arange(len(truth))
-    for part in (np.flatnonzero(certified), np.flatnonzero(~certified)):
-        chosen = least_pairing(images[part], truth[left])
-        paired[part], left = left[chosen], np.delete(left, chosen)
-    return paired
