@@ -48,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument("--out", type=Path, required=True, help="folder for results.json, report.html and the images")
     audit.add_argument("--fresh", action="store_true", help="start over in this folder")
     audit.add_argument("--fail-on-leak", action="store_true", help="exit status 5 if the update leaks")
+    compared = commands.add_parser(
+        "compare",
+        help="put the verdicts of several audits side by side",
+        description="Print what several audits found, one row for each, and in what else these audits differ.",
+    )
+    compared.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="the --out folders of the audits")
+    compared.add_argument("--csv", metavar="FILE", type=Path, help="also write the table, with every metric, here")
     shown = commands.add_parser(
         "models",
         help="print the names and shapes that a model expects",

@@ -88,6 +88,7 @@ def audit(options: argparse.Namespace) -> int:
     results = {
         "experiment": "audit",
         "status": "complete",
+        "config": _asked(options, dataclasses.replace(sent.facts, **facts)),
         "metrics": verdict.metrics,
         "reasons": verdict.reasons,
         "headline": verdict.headline,
@@ -102,6 +103,17 @@ def audit(options: argparse.Namespace) -> int:
     print(f"  The report is {report}.")
     del lock
     return LEAK_STATUS if options.fail_on_leak and verdict.verdict == "leaks" else EXIT_STATUS[verdict.verdict]
+
+
+def _asked(options: argparse.Namespace, known: capture.Facts) -> dict[str, Any]:
+    """What was asked and stated, by the names of the options; of the weights' file its digest."""
+    names = ("model", "image", "classes", "option", "mean", "std", "minutes", "seed")
+    return {
+        **{name: getattr(options, name) for name in names},
+        **dataclasses.asdict(known),
+        "samples": (known.batch_size or 1) * (known.local_steps or 1),
+        "weights": _digest(options.weights),
+    }
 
 
 def own_defense_of(options: argparse.Namespace) -> Defense | None:
@@ -147,4 +159,8 @@ def _without_images(answer: Any) -> dict[str, Any]:
 
 
 def _named_file(path: Path) -> str:
-    return f"{path} (SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()})"
+    return f"{path} (SHA-256 {_digest(path)})"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

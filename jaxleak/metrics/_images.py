@@ -14,8 +14,6 @@ SSIM_SMALLEST = 3
 #: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
 #: batch hides that some of its images are recovered in full.
 RECOGNISED_ABOVE = 0.8
-#: How far beyond [0, 1] rounding may have moved a true pixel.
-_ROUNDING = 1e-3
 #: The most dB that an image counts for in a mean: one without any error has infinitely many.
 MOST_DB = 200.0
 
@@ -23,15 +21,6 @@ MOST_DB = 200.0
 def has_ssim(image_shape: tuple[int, ...]) -> bool:
     """Whether images of a shape (H, W, channels) are large enough for SSIM: at least 3x3 pixels."""
     return min(image_shape[:2]) >= SSIM_SMALLEST
-
-
-def require_unit(truth: np.ndarray) -> None:
-    """Raise `ValueError` if a true pixel is outside of [0, 1], where the constants of a score are for that range."""
-    if truth.size and not (truth.min() >= -_ROUNDING and truth.max() <= 1 + _ROUNDING):
-        raise ValueError(
-            f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
-            "x * std + mean, of normalised images and answers, or divide by 255"
-        )
 
 
 def mse(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
@@ -197,8 +186,7 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         (N,) float64 in [-1, 1]; 1 for identical images.
 
     Raises:
-        ValueError: if the shapes differ, are not (N, H, W, C), a side is under 3 pixels, or a true pixel is outside
-            [0, 1].
+        ValueError: if the shapes differ, are not (N, H, W, C), or a side is under 3 pixels.
     """
     from skimage.metrics import structural_similarity
 
@@ -206,7 +194,6 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     side = min(truth.shape[1:3])
     if side < SSIM_SMALLEST:
         raise ValueError(f"ssim needs images of at least 3x3 pixels, got {truth.shape[1]}x{truth.shape[2]}")
-    require_unit(truth)
     window = min(_SSIM_WINDOW, side if side % 2 else side - 1)
     scores = [
         structural_similarity(

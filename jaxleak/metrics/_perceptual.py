@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxleak.metrics._images import require_unit
 from jaxleak.metrics._pairs import pair
 
 #: AlexNet's three poolings leave nothing of smaller images.
@@ -30,10 +29,9 @@ def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
         ImportError: without the packages lpips and torchvision.
         FileNotFoundError: if the weights are missing; the message names the file and its folder.
         pickle.UnpicklingError: if that file holds more than tensors.
-        ValueError: if the shapes differ or are not as above, or a true pixel is outside [0, 1].
+        ValueError: if the shapes differ or are not as above.
     """
     truth, estimate = pair(truth, estimate, axes=4)
-    require_unit(truth)
     if min(truth.shape[1:3]) < _SMALLEST or truth.shape[3] not in (1, 3):
         raise ValueError(f"lpips needs images of at least 32x32 pixels with 1 or 3 channels, got {truth.shape[1:]}")
     try:

@@ -12,12 +12,13 @@ from jaxleak.metrics._images import (
     mean_psnr,
     psnr,
     psnr_up_to_scale,
-    require_unit,
     ssim,
 )
 from jaxleak.metrics._labels import label_multiset_accuracy
 from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
+#: How far beyond [0, 1] rounding may have moved a true pixel.
+_ROUNDING = 1e-3
 #: Share of an estimate's pixels beyond [0, 1] by more than this from which on another unit is suspected.
 _CLIPPED, _BEYOND = 0.25, 0.05
 _log = logging.getLogger("jaxleak")
@@ -96,7 +97,11 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
     for name, pixels in {"truth": truth, "estimate": estimate}.items():
         if not np.isfinite(pixels).all():
             raise ValueError(f"{name} must hold finite pixels")
-    require_unit(truth)
+    if truth.size and not (truth.min() >= -_ROUNDING and truth.max() <= 1 + _ROUNDING):
+        raise ValueError(
+            f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
+            "x * std + mean, of normalised images and answers, or divide by 255"
+        )
     # Square images alone: signals of one row, and small patches of many channels, have such shapes rightly.
     if truth.ndim == 4 and truth.shape[1] in _CHANNELS and truth.shape[2] == truth.shape[3] > 2 * max(_CHANNELS):
         raise ValueError(
