@@ -213,7 +213,8 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
         "labels",
     )  # fmt: skip
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
-    base = Case(**{name: getattr(args, name) for name in same} | of_clients)
+    pool = min(Case.pool, args.federation.samples)  # the samples are the training's, as the report says
+    base = Case(**{name: getattr(args, name) for name in same} | of_clients, pool=pool)
     if args.unseen:
         base = replace(base, skip=args.federation.samples, pool=args.federation.test_samples)
     check(base)

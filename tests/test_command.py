@@ -55,6 +55,8 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     assert report.count("data:image/png;base64,") == 2
     assert "<h1>Leaks images and labels</h1>" in report
     assert results["headline"] == "leaks images and labels"
+    assert (results["config"]["samples"], results["config"]["defense"]) == (1, None)
+    assert len(results["config"]["weights"]) == 64
     assert "http" not in report  # opens offline
     with np.load(tmp_path / "run" / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 4, 4, 1)

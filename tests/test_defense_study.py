@@ -329,6 +329,12 @@ def test_an_upload_of_a_later_round_is_that_of_the_defended_federation(tmp_path)
     assert all(float(jnp.abs(a - b).max()) > 1e-3 for a, b in itertools.combinations(ends, 2))
 
 
+def test_the_attacked_samples_are_of_the_training():
+    federation = defenses.Args().federation
+    few = defenses.Args(federation=replace(federation, samples=100, test_samples=50))
+    assert {p.case.pool for p in defenses._checked(few, ("demo",))["demo"]} == {100}
+
+
 def test_unseen_samples_are_none_of_the_federations():
     args = defenses.Args(unseen=True)
     case = defenses._checked(args, ("demo",))["demo"][0].case

@@ -1,5 +1,6 @@
 """Statements about several numbers: what all of these give, and what one of them refutes."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -56,6 +57,13 @@ def test_one_number_refutes_a_statement_and_does_not_meet_it(tmp_path, value, st
         assert ledger.entries[part.key].status == "not run"
 
 
+@pytest.mark.parametrize("values", [(40.0, float("nan")), (float("nan"), 40.0)])
+@pytest.mark.parametrize("combine", [min, max])
+def test_a_run_without_a_number_leaves_none_of_a_statement_about_all(values, combine):
+    whole = claims(members(), THEIRS, ["table2/cafe/cifar10", "table2/cafe/mnist"], combine)[0]
+    assert math.isnan(whole.read(of(*values)))
+
+
 @pytest.fixture(scope="module")
 def cafe(tmp_path_factory):
     studies = {name: CafeStudy(name, tmp_path_factory.mktemp(name)) for name in ("cafe", "cafe-iclr")}
@@ -76,10 +84,19 @@ def test_table_4_of_the_submission_keeps_its_epochs(cafe):
         (setting,) = cafe["cafe-iclr"][cell.format(ratio), "printed", ""].jobs
         assert setting.iterations == iterations
         assert setting.batch_size == 800 * ratio
-    fewer = cafe["cafe-iclr"][cell.format(0.01), "reduced", "fewer-epochs"]
-    assert fewer.jobs[0].iterations == 8000
-    assert "80 epochs for 800" in fewer.differs
-    assert (cell.format(0.1), "reduced", "fewer-epochs") not in cafe["cafe-iclr"]
+    reduced = cafe["cafe-iclr"][cell.format(0.01), "reduced", ""]
+    (setting,) = reduced.jobs
+    # The steps are longer as they are fewer: the path of a sample is as long.
+    assert setting.iterations * setting.batch_size / setting.num_samples == 50
+    assert dict(setting.overrides) == {"data_learning_rate": pytest.approx(1.6)}
+    assert "50 updates of every sample for 800, each 16 times as long (1.6)" in reduced.differs
+
+
+def test_all_of_the_submission_descends_by_normalised_steps(cafe):
+    settings = [job for m in cafe["cafe-iclr"].values() for job in m.jobs if job.kind != "exact"]
+    assert {s.method for s in settings} == {"cafe-iclr", "cafe-cosine", "dlg", "cosine"}
+    assert {s.data_optimizer for s in settings if s.kind == "descent"} == {"normalized"}
+    assert all(dict(s.overrides)["data_learning_rate"] >= 0.1 for s in settings)
 
 
 def test_the_psnr_that_decides_is_the_one_that_the_paper_prints(cafe):

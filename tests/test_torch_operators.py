@@ -320,7 +320,7 @@ def test_dropout_is_refused_where_it_acts(name, train):
 
 def test_random_masks_are_refused_or_their_own_mean():
     for name in ("bernoulli", "rand", "rand_like", "randn", "randn_like"):
-        with pytest.raises(torch_layers.ActiveDropoutError, match="a random mask"):
+        with pytest.raises(torch_layers.ActiveDropoutError, match="random numbers"):
             OPERATORS[name](X, 0.5)
     np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X, 0.8), np.full_like(X, 0.8))
     np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X), X)  # which holds probabilities
@@ -390,3 +390,56 @@ KNOWN = ({"momentum", "exponential_average_factor"}, {"eps", "epsilon"})
 def test_every_operator_is_compared():
     assert {torch_entries, torch_layers, torch_resize, torch_shapes}  # they fill the table
     assert {name for name, _, _ in CASES} | ELSEWHERE == set(OPERATORS)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.leaky_relu(x, 0.1),
+        torch.nn.functional.relu6,
+        lambda x: torch.nn.functional.hardtanh(x, 0.0, 2.0),
+        lambda x: torch.nn.functional.prelu(x, torch.full((3,), 0.3)),
+        torch.relu,
+        torch.nn.functional.hardswish,
+    ],
+    ids=["leaky_relu", "relu6", "hardtanh", "prelu", "relu", "hardswish"],
+)
+def test_derivatives_at_zero_are_those_of_pytorch(function):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    x = torch.tensor([[-1.0, 0.0, 1.0]], requires_grad=True)
+    function(x).sum().backward()
+    program = torch_graph.Graph(torch.export.export(Net(), (x.detach(),)), "refuse")
+    found = jax.grad(lambda z: program({}, {}, z)[0].sum())(np.array([[-1.0, 0.0, 1.0]], np.float32))
+    np.testing.assert_allclose(found, x.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "threshold"), [(3.0, 1.0), (1.0, 20.0)])
+def test_softplus_is_linear_beyond_its_threshold(beta, threshold):
+    expected = torch.nn.functional.softplus(torch.tensor(X), beta, threshold).numpy()
+    np.testing.assert_allclose(OPERATORS["softplus"](X, beta, threshold), expected, atol=1e-6)
+
+
+def test_rounding_to_decimals():
+    expected = torch.round(torch.tensor(X), decimals=1).numpy()
+    np.testing.assert_allclose(OPERATORS["round"](X, decimals=1), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", ["view", "slice"])
+def test_a_part_of_what_is_changed_in_place_afterwards_is_changed_too(read):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            y = x + 1
+            part = y.flatten(1) if read == "view" else y[:, :2].flatten(1)
+            y.mul_(3.0)
+            return part + y.sum()
+
+    x = torch.tensor(X)
+    exported = torch.export.export(Net(), (x,))
+    try:
+        found = torch_graph.Graph(exported, "refuse")({}, {}, X)[0]
+    except torch_graph.UnknownOperatorsError:  # the caller then asks PyTorch for a program without such changes
+        found = torch_graph.Graph(exported.run_decompositions(), "refuse")({}, {}, X)[0]
+    np.testing.assert_allclose(found, Net()(x).numpy(), rtol=1e-4)

@@ -32,7 +32,6 @@ UNPRINTED_ICLR = f"not printed: step length ({STEP_LENGTH:g}), weights of the lo
 FROZEN = "the weights stay as they are, which Algorithm 1 trains meanwhile"
 ITERATIONS_OPEN = "iterations not printed: as in Table 4 at a batch ratio of 0.1"
 OPEN = ("iclr-table2b", "iclr-table3b")
-#: What NeurIPS prints of its single loops no further than that all steps are one loop.
 ALL_STEPS = "every iteration makes all three steps"
 #: The printed first loss of Table 11, 2.77 = ln 16, is that of 16 classes at an even start.
 TABLE11 = "data not printed: CIFAR-10, whose 10 classes give a first loss near 2.30, where 2.77 is printed"

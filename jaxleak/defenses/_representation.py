@@ -71,7 +71,7 @@ def _has_plain_head(model: Classifier) -> bool:
         # No weight is zero, as those of a head or of a skip may be at first.
         leaves, treedef = jax.tree.flatten(variables["params"])
         keys = jax.random.split(jax.random.key(1), max(1, len(leaves)))
-        moved = [leaf + 0.1 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=False)]
+        moved = [leaf + 0.1 * jax.random.normal(keys[i], leaf.shape) for i, leaf in enumerate(leaves)]
         variables = {**variables, "params": jax.tree.unflatten(treedef, moved)}
         x = jax.random.uniform(jax.random.key(2), (2, *model.image_shape))
         outputs = model.apply(variables, x, mode="eval")

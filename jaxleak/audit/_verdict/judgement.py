@@ -9,12 +9,13 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.head import Head, head_of
 from jaxleak.audit._checks.labels import Labels, defended_labels, findings_of, labels_of
 from jaxleak.audit._checks.tokens import Tokens, are_codes
-from jaxleak.audit._similarity import closest
+from jaxleak.audit._similarity import closest, similarity
 from jaxleak.audit._verdict.case import Case, misfit_of
 from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sample
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,
+    PEELED,
     PEELED_ALONE,
     Answer,
     Outcome,
@@ -59,6 +60,13 @@ _ANOTHER_UPDATE = (
     "proven, have an update that is {:.0%} off."
 )
 _FAR, _ORDERS_OF = 0.25, 4
+#: Similarity of the images of two attacks below which they are not one image. Of the stored audits with a right
+#: certificate, peeling and FedLeak are alike to 0.98.
+_ONE_IMAGE = 0.8
+_TWO_IMAGES = (
+    "Peeling and {} end at different images (their similarity is {:.2f}), and both have the update, so that neither is "
+    "certified"
+)
 #: Why no label is claimed where a layer's gradient is explained and the update as a whole is not.
 _NOT_AS_STATED = "No label is claimed: the update as a whole is not that of the stated client."
 #: Why no finding is claimed of a client with a defense.
@@ -92,6 +100,7 @@ def judged(
         known_options: options that the client states, which no finding need advise.
         tokens: what the update tells of tokens, if it does.
     """
+    answers = _apart(answers)
     best = best_of(answers)
     said = [*said, *_too_little(case, best)]
     if other := contradicted(best, labels):
@@ -136,6 +145,22 @@ def judged(
         notes,
         None if tokens is None else tokens.numbers,
     )
+
+
+def _apart(answers: list[Answer]) -> list[Answer]:
+    """The answers, of which peeling and a search have no certificate where they end at two images of one update.
+
+    Starts of one search may all stop at the edge of what the update tells, as behind saturated units.
+    """
+    found = [a for a in answers if len(a.x) == 1 and a.matched and a.finished and not a.solved and not a.fitted]
+    for peeled in (a for a in found if a.kind == PEELED):
+        for other in (a for a in found if a.kind != PEELED):
+            alike = float(similarity(np.clip(peeled.x, 0, 1), np.clip(other.x, 0, 1))[0])
+            if alike < _ONE_IMAGE:
+                why = _TWO_IMAGES.format(called(other.attack), alike)
+                both = (peeled.attack, other.attack)
+                answers = [a._replace(contradicted=a.contradicted or why) if a.attack in both else a for a in answers]
+    return answers
 
 
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:

@@ -21,11 +21,11 @@ def _same(x: Array) -> Array:
 
 
 _unary(
-    relu=jax.nn.relu, relu6=jax.nn.relu6, sigmoid=jax.nn.sigmoid, tanh=jnp.tanh, silu=jax.nn.silu, mish=jax.nn.mish,
+    relu=jax.nn.relu, sigmoid=jax.nn.sigmoid, tanh=jnp.tanh, silu=jax.nn.silu, mish=jax.nn.mish,
     selu=jax.nn.selu, hardswish=jax.nn.hard_swish, hardsigmoid=jax.nn.hard_sigmoid, log_sigmoid=jax.nn.log_sigmoid,
     abs=jnp.abs, neg=jnp.negative, exp=jnp.exp, log=jnp.log, sqrt=jnp.sqrt, rsqrt=jax.lax.rsqrt, erf=jax.lax.erf,
     sin=jnp.sin, cos=jnp.cos, reciprocal=jnp.reciprocal, square=jnp.square, sign=jnp.sign, floor=jnp.floor,
-    round=jnp.round, logical_not=jnp.logical_not, clone=_same, contiguous=_same, detach=jax.lax.stop_gradient,
+    logical_not=jnp.logical_not, clone=_same, contiguous=_same, detach=jax.lax.stop_gradient,
     alias=_same, lift_fresh_copy=_same, zeros_like=jnp.zeros_like, ones_like=jnp.ones_like,
 )  # fmt: skip
 
@@ -75,7 +75,19 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     return jnp.clip(x, low, high)
 
 
-OPERATORS["hardtanh"] = lambda x, low=-1.0, high=1.0: jnp.clip(x, low, high)
+@register("round")
+def round_to(x: Array, *, decimals: int = 0) -> Array:
+    """The nearest number of so many decimals."""
+    return jnp.round(x, decimals)
+
+
+@register("hardtanh")
+def hardtanh(x: Array, low: float = -1.0, high: float = 1.0) -> Array:
+    """x within bounds, at which its derivative is 0: behind zero biases, black pixels stand at a bound of 0."""
+    return jnp.clip(x, low, high) if low else jax.nn.relu(x) - jax.nn.relu(x - high)
+
+
+OPERATORS["relu6"] = lambda x: hardtanh(x, 0.0, 6.0)
 OPERATORS["clamp_min"] = jnp.maximum
 OPERATORS["clamp_max"] = jnp.minimum
 
@@ -83,14 +95,14 @@ OPERATORS["clamp_max"] = jnp.minimum
 @register("leaky_relu")
 def leaky_relu(x: Array, slope: float = 0.01) -> Array:
     """x, or slope x where that is negative."""
-    return jax.nn.leaky_relu(x, slope)
+    return jnp.where(x > 0, x, slope * x)  # the derivative at 0 is the slope's
 
 
 @register("prelu")
 def prelu(x: Array, weight: Array) -> Array:
     """x, or weight x where that is negative, by channel."""
     shape = (1, -1, *(1,) * (x.ndim - 2)) if weight.size > 1 else (1,) * x.ndim
-    return jnp.where(x >= 0, x, weight.reshape(shape) * x)
+    return jnp.where(x > 0, x, weight.reshape(shape) * x)
 
 
 @register("elu")
@@ -108,8 +120,9 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 @register("softplus")
 def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """log(1 + exp(beta x)) / beta."""
-    del threshold  # beyond it PyTorch takes x itself, which is the same number
-    return jax.nn.softplus(beta * x) / beta
+    smooth = jax.nn.softplus(beta * x) / beta
+    # At the usual threshold x itself is the same number.
+    return smooth if threshold >= 20 else jnp.where(beta * x > threshold, x, smooth)
 
 
 @register("where")

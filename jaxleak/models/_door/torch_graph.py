@@ -40,6 +40,8 @@ _VIEWS = frozenset(
     ["view", "reshape", "select", "slice", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "narrow",
      "split", "chunk", "unbind", "flatten", "unflatten", "python.getitem", "detach", "alias", "view_as", "expand_as"]
 )  # fmt: skip
+#: Operators whose result may be their argument itself, or a part of it.
+_MAY_SHARE = _VIEWS | {"dropout", "contiguous", "to", "_to_copy", "type_as", "identity"}
 
 
 class Buffers(NamedTuple):
@@ -83,8 +85,26 @@ class Graph:
             raise UnknownOperatorsError(unknown)
         for node in self.calls():
             changed = node.args[0] if node.args and in_place(node) else None
-            if changed is not None and getattr(changed, "op", "") == "call_function" and name_of(changed) in _VIEWS:
+            if changed is None or getattr(changed, "op", "") != "call_function":
+                continue
+            if name_of(changed) in _VIEWS:
                 raise UnknownOperatorsError([f"{node.target} on a part of another array"])
+            if self._aliased(changed, node):
+                raise UnknownOperatorsError([f"{node.target} on an array of which a part is read afterwards"])
+
+    def _aliased(self, changed: Any, at: Any) -> bool:
+        """Whether what may share memory with a node is read after another one changes that node in place."""
+        place = {node: number for number, node in enumerate(self.nodes)}
+        left, seen = [user for user in changed.users if name_of(user) in _MAY_SHARE], set[Any]()
+        while left:
+            alias = left.pop()
+            if alias in seen or place[alias] > place[at]:
+                continue
+            seen.add(alias)
+            if any(place[user] > place[at] for user in alias.users):
+                return True
+            left += [user for user in alias.users if name_of(user) in _MAY_SHARE]
+        return False
 
     def calls(self) -> list[Any]:
         """Nodes that compute something that is used."""

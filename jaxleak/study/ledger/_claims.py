@@ -1,5 +1,6 @@
 """Measurements of statements about several cells, such as a least number of all, from the measurements of these."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -51,6 +52,7 @@ def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Res
         for member in members:
             own, left = left[: len(member.jobs)], left[len(member.jobs) :]
             values.append(member.read(own))
-        return combine(values)
+        # A run without a number leaves none of a statement about all; `min` and `max` would pass over it.
+        return math.nan if any(map(math.isnan, values)) else combine(values)
 
     return read
