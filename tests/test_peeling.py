@@ -68,3 +68,31 @@ def test_a_branch_beside_the_layer_does_not_hide_its_inputs():
     peeled = _peeled(model, variables, gradient)
     assert peeled.layer == "layer/kernel"
     np.testing.assert_allclose(affine_solution(peeled), batch.x[0, 0], atol=1e-3)
+
+
+def test_pixels_that_are_cut_off_before_a_dense_layer_are_not_solved_for():
+    """Around grey a clamp is the identity, and elsewhere many images have what was observed."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    params = {
+        "layer": {"kernel": jax.random.normal(keys[0], (16, 20)) / 4, "bias": jnp.zeros(20)},
+        "out": {"kernel": jax.random.normal(keys[1], (20, 10)) / 5, "bias": jnp.zeros(10)},
+    }
+
+    def solved(read):
+        def network(variables, x):
+            p, flat = variables["params"], read(x.reshape(len(x), -1))
+            hidden = jax.nn.sigmoid(flat @ p["layer"]["kernel"] + p["layer"]["bias"])
+            return hidden @ p["out"]["kernel"] + p["out"]["bias"]
+
+        model, variables = models.from_function(network, {"params": params}, image_shape=(4, 4, 1), num_classes=10)
+        return affine_solution(_peeled(model, variables, sent_by(model)[2]))
+
+    for cut in (
+        lambda x: jnp.clip(x, 0.3, 0.7),
+        lambda x: jax.nn.relu(x - 0.4),
+        lambda x: jnp.clip(x, 0.0, 0.9),
+        lambda x: jnp.maximum(x, 0.1),
+    ):
+        assert solved(cut) is None
+    for same in (lambda x: 2 * x - 1, lambda x: jnp.clip(x, 0, 1), lambda x: jax.nn.relu(x + 1)):
+        assert solved(same) is not None

@@ -178,8 +178,8 @@ NAMES = {
         steps_one_and_two Tables vertical_problem
     """,
     "jaxleak.study.rounds.runs": """
-        CAP cap defense_named descent exact FAKE FAKE_SAID nested_tables NestedTables PICTURE_KEY pictures PICTURES Setting single
-        STEPS steps_of THRESHOLDS training
+        CAP cap defense_named descent exact FAKE FAKE_SAID nested_tables NestedTables PICTURE_KEY pictures PICTURES
+        Setting single STEPS steps_of THRESHOLDS training
     """,
     "jaxleak.study.rounds.jobs": """
         CafeJobs seconds

@@ -16,7 +16,7 @@ from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
-from jaxleak.audit._verdict.judgement import conditions, told
+from jaxleak.audit._verdict.judgement import _apart, conditions, told
 from jaxleak.audit._verdict.update import _without_ssim
 from jaxleak.audit._verdict.verdict import Answer, best_of, decide
 from jaxleak.audit._verdict.warnings import beside_the_statement, unexplained
@@ -112,6 +112,25 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
     outcome, reasons = decide([warning], Labels.none(10), short, [told(short)], [])
     assert outcome == "not shown to leak"
     assert reasons[0].startswith("Warning: gradient explained: suspicious")
+
+
+def test_peeling_and_a_search_that_end_at_two_images_certify_neither():
+    one, other = np.random.default_rng(0).random((2, 1, 8, 8, 1))
+    peeled = Answer("peeling", one, np.zeros(1, int), 0.01, 1e-4, agreement=np.ones(1))
+    search = peeled._replace(attack="fedleak_400", x=other)
+    assert peeled.shown.all()
+    first, second = _apart([peeled, search])
+    assert not first.shown.any()
+    assert not second.shown.any()
+    assert "Peeling and FedLeak, 400 iterations end at different images" in told(first)
+    for same in (
+        search._replace(x=one),  # the same image
+        search._replace(cosine_distance=0.5),  # which is no answer
+        search._replace(finished=False),
+        search._replace(attack="any_loss_400"),  # which has fitted a loss
+        search._replace(x=np.concatenate([other, one])),
+    ):
+        assert _apart([peeled, same])[0].shown.all()
 
 
 def test_an_answer_under_another_loss_than_the_stated_one_says_so():

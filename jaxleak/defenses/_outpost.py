@@ -68,7 +68,7 @@ def outpost(
 
         def perturb(k: jax.Array, leaf: jax.Array, weights: jax.Array) -> jax.Array:
             noise = noise_scale * risk(weights) * jax.random.normal(k, leaf.shape)
-            # Of a gradient that is mostly zeros, the zeros would tie with the most informative entries.
+            # Zeros would tie with the most informative entries of a gradient that is mostly zeros.
             chosen = _magnitudes.reaches(leaf, informative) & (leaf != 0)
             return prune_small(leaf, ratio) + jnp.where(chosen, noise, 0.0)
 

@@ -64,7 +64,7 @@ class Setting:
     network: Literal["cafe", "cafe-small"] = "cafe"
     # What the paper does not print of its descent, see `STEPS`.
     steps: Literal["adam", "authors", "stopped"] = "adam"
-    data_optimizer: Literal["adam", "normalized"] = "adam"  # of a method that reads no H; the ICLR submission's or ours
+    data_optimizer: Literal["adam", "normalized"] = "adam"  # where a method reads no H
     steps_at: int = 0  # iterations of Steps I and II each; 0 for the cap of the data set
     seed: int = 0
 
