@@ -292,7 +292,7 @@ def _metrics(cells: list[dict[str, Any]]) -> dict[str, float]:
     for row in cells:
         if "accuracy" in row:
             metrics[f"accuracy_{row['id']}"] = row["accuracy"]
-            metrics |= {f"{n}_{row['id']}": row[n] for n in ("psnr", "psnr_adaptive") if n in row}
+            metrics |= {f"{n}_{row['id']}": row[n] for n in ("psnr", "psnr_adaptive", "leak") if n in row}
     ran = sum(map(has_run, cells))
     return metrics | {"cells_run": float(ran), "cells_listed": float(len(cells) - ran)}
 

@@ -286,11 +286,12 @@ def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_read
 def test_defenses_whose_attacker_finds_no_more_by_knowing_them_are_named():
     def row(defense, unaware, knowing):
         known = {} if knowing is None else {"psnr_adaptive": knowing}
-        return {"defense": defense, "strength": 0.5, "psnr": unaware} | known
+        return {"defense": defense, "strength": 0.5, "psnr": unaware, "leak": max(unaware, knowing or 0.0)} | known
 
     helped, unknown = row("soteria", 9.0, 9.1), row("mine", 9.0, None)
     assert unhelped([row(None, 20.0, None), helped, unknown]) == []
-    (said,) = unhelped([helped, row("gaussian", 8.0, 7.5), row("outpost", 7.0, 7.0)])
+    by_another = row("laplace", 8.0, 7.5) | {"psnr_adaptive_weak": 9.0, "leak": 9.0}  # who knows it, with a weak prior
+    (said,) = unhelped([helped, by_another, row("gaussian", 8.0, 7.5), row("outpost", 7.0, 7.0)])
     assert said.endswith("gaussian 0.5 (7.5 dB, unaware 8.0 dB), outpost 0.5 (7.0 dB, unaware 7.0 dB).")
 
 

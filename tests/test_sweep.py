@@ -78,6 +78,20 @@ def test_merging_names_what_is_missing(file, tmp_path, started, capsys):
     assert [row["metrics"]["psnr"] for row in json.loads((args.out / "merged.json").read_text())] == [30, 31, 32]
 
 
+def test_a_line_with_more_minutes_goes_on_in_its_folder(file, tmp_path, started):
+    def lines(minutes, seed=0):
+        file.write_text(json.dumps({"study": "mistakes", "options": {"minutes": minutes, "seed": seed}}) + "\n")
+
+    args = sweep.Args(file, index=0, out=tmp_path / "out")
+    for minutes in (0.7, 3.0):
+        lines(minutes)
+        sweep.main(args)
+    assert [words[words.index("--minutes") + 1] for words in started] == ["0.7", "3.0"]
+    lines(3.0, seed=1)
+    with pytest.raises(ValueError, match="0 belongs to another line"):
+        sweep.main(args)
+
+
 def test_a_line_that_changed_is_not_mixed_up(file, tmp_path, started):
     args = sweep.Args(file, index=2, out=tmp_path / "out")
     sweep.main(args)

@@ -209,7 +209,7 @@ def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
 
 def unhelped(rows: list[dict[str, Any]]) -> list[str]:
     """A sentence on the defenses whose attacker finds no more by knowing them, if there are any."""
-    those = [row for row in rows if row["defense"] and row.get("psnr_adaptive", math.inf) <= row["psnr"]]
+    those = [row for row in rows if row["defense"] and "psnr_adaptive" in row and row["leak"] <= row["psnr"]]
     found = [f"{_at_strength(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
     return [f"{_UNHELPED} {', '.join(found)}."] if found else []
 

@@ -127,8 +127,8 @@ def _parameters(p: _Printed) -> Cell:
 
 def _fig1(p: _Printed) -> Cell:
     sizes, name = p.sizes, p.cell["id"]
-    iterations = sizes.iterations or 1000
-    case = Case(attack="idlg", model="mlp", iterations=iterations, pool=100, optimizer=sizes.idlg_optimizer)
+    count = sizes.iterations or 1000
+    case = Case(attack="idlg", model="mlp", iterations=count, pool=100, optimizer=sizes.idlg_optimizer)
     cases = [replace(case, data=sizes.specs[name]) for name in ("MNIST", "CIFAR-10") if name in sizes.specs]
     what = {"text-fig1-element": "element", "text-fig1-psnr": "psnr"}.get(p.table, "distance")
     if name.endswith("noise16"):
@@ -137,7 +137,7 @@ def _fig1(p: _Printed) -> Cell:
     return p.becomes(
         *(Job(case, kind="fig1") for case in cases),
         read=lambda results: float(end([result.scores[what] for result in results])),
-        note=f"{iterations} iterations; random weights; MNIST and CIFAR-10; 3 images, 4 clipped draws of noise for 100",
+        note=f"{count} iterations; random weights, 2 hidden layers for 3; MNIST, CIFAR-10; 3 images, 4 draws for 100",
     )
 
 

@@ -129,7 +129,7 @@ class FedLeakStudy:
             if any(job.case.data == spec for job in jobs) and dataset in self._dataset(cell.id):
                 notes.append(note)
         if cell.id.startswith("table11-"):
-            notes.append("one image for each seed")
+            notes.append("one image for each seed; widths of the network not printed")
         differs = "; ".join(notes)
         stand_ins = (NO_WEIGHTS, SVHN[1], LUNG[1], UNLIKE_DATA[1], f"{TOO_FEW} for")
         if variant != "ours" and any(note in differs for note in stand_ins):

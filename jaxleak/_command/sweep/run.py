@@ -60,7 +60,7 @@ def main(args: Args, programs: Mapping[str, Sequence[str]] = PROGRAMS) -> None:
     _validate.in_range(0, len(texts) - 1, index=args.index)
     line = parse_line(texts[args.index], f"{args.sweep}, line {args.index}", programs)
     folder = out / str(args.index)
-    if not _same_line(folder, line):
+    if not _same_line(folder, line, more_time=True):
         raise ValueError(f"{folder} belongs to another line than {args.sweep} now has there; choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / LINE_FILE, line._asdict())
@@ -150,9 +150,15 @@ def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
     return missing
 
 
-def _same_line(folder: Path, line: Line) -> bool:
+def _same_line(folder: Path, line: Line, *, more_time: bool = False) -> bool:
+    """Whether a folder's runs were started from this line, or with `more_time` from one of other `minutes`."""
     file = folder / LINE_FILE
-    return not file.exists() or read_json(file, lambda content: content == line._asdict())
+    aside = {"minutes"} if more_time else set()
+
+    def compared(study: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        return study, {name: value for name, value in options.items() if name not in aside}
+
+    return not file.exists() or read_json(file, lambda content: compared(**content) == compared(*line))
 
 
 def _result(file: Path) -> dict[str, Any]:

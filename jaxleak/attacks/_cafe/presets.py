@@ -97,8 +97,8 @@ def twice_corrected_adam(
 #: vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is the submission's k for
 #: attacks during training (section 4.4). The submission optimises the data in every iteration and does not say where
 #: the true inputs of the first dense layer come from; here Steps I and II of the NeurIPS version run in every iteration
-#: too (`switch=False`). It prints no learning rates, beta, gamma or xi: the data's learning rate is 0.1 here, all
-#: others are those of the NeurIPS version.
+#: too (`switch=False`). Its Algorithm 1 trains the model meanwhile, which is the protocol's to do here. It prints no
+#: learning rates, beta, gamma or xi: the data's learning rate is 0.1 here, all others are those of the NeurIPS version.
 CAFE_ICLR = CafeOptions(
     loops="single", switch=False, optimizers=CafeOptimizers(data=normalized_sgd), data_learning_rate=0.1, alpha=1.0
 )
