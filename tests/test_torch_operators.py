@@ -427,6 +427,7 @@ def test_rounding_to_decimals():
     np.testing.assert_allclose(OPERATORS["round"](X, decimals=1), expected, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch about itself
 @pytest.mark.parametrize("read", ["view", "slice"])
 def test_a_part_of_what_is_changed_in_place_afterwards_is_changed_too(read):
     class Net(torch.nn.Module):
