@@ -24,14 +24,10 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     Raises:
         ValueError: if the shapes differ or a value is not finite.
     """
-    return least_pairing(*pair(truth, estimate))
-
-
-def least_pairing(truth: np.ndarray, estimates: np.ndarray) -> np.ndarray:
-    """(N,) numbers of the estimates (M, ...), M >= N, each used once at the most, of `match_one_to_one`."""
     import scipy  # here and below, since every command scores and its --help need not wait
 
-    errors = _squared_distances(truth, estimates) / max(1, truth[0].size if len(truth) else 1)
+    truth, estimate = pair(truth, estimate)
+    errors = _squared_distances(truth, estimate) / max(1, truth[0].size if len(truth) else 1)
     return scipy.optimize.linear_sum_assignment(np.log10(np.maximum(errors, 10 ** (-MOST_DB / 10))))[1]
 
 

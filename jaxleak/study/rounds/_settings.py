@@ -18,7 +18,7 @@ FAKE: dict[str, dict[str, Any]] = {
     "fake-paired": {"reading": "paired", "scale": "gradient"},
 }
 _CLAMPED = "sorted absolute values, of which no entry has more than its own size"
-#: What they read into the paper, which prints N(0, 1.1) in no unit, and entries below a limit that is not given.
+#: What each reading of fake gradients adds to the paper, which prints noise N(0, 1.1) without a unit.
 FAKE_SAID = {
     "fake-capped": f"fake gradients in units of the whole gradient's root mean square: {_CLAMPED}",
     "fake-printed": "fake gradients in units of 1, by Algorithm 5 as printed",
