@@ -101,6 +101,7 @@ CASES = [
     ("div", (X, Y), {"rounding_mode": "trunc"}),
     ("clamp", (X, -1.0, 1.5), {}),
     ("clamp", (X, None, 0.5), {}),
+    ("clamp", (X, CHANNELS.reshape(4, 1, 1), None), {}),
     ("clip", (X, -0.5), {}),
     ("clamp_min", (X, 0.3), {}),
     ("clamp_max", (X, 0.3), {}),
@@ -134,6 +135,8 @@ CASES = [
     ("var", (X, [2, 3]), {"correction": 0, "keepdim": True}),
     ("var", (X, [1]), {"correction": 1}),
     ("var", (X, [1], False), {}),
+    ("var", (X, False), {}),
+    ("rsub", (X, 2.5, 3.0), {}),
     ("var", (X, [1], True, True), {}),
     ("linalg_vector_norm", (X, 2, [1, 2]), {}),
     ("linalg_vector_norm", (X, 1, [1], True), {}),
@@ -401,8 +404,11 @@ def test_every_operator_is_compared():
         lambda x: torch.nn.functional.prelu(x, torch.full((3,), 0.3)),
         torch.relu,
         torch.nn.functional.hardswish,
+        lambda x: x.clamp(0.0, 1.0),
+        lambda x: x.clamp(min=0.0),
+        lambda x: x.clamp_max(1.0),
     ],
-    ids=["leaky_relu", "relu6", "hardtanh", "prelu", "relu", "hardswish"],
+    ids=["leaky_relu", "relu6", "hardtanh", "prelu", "relu", "hardswish", "clamp", "clamp_min", "clamp_max"],
 )
 def test_derivatives_at_zero_are_those_of_pytorch(function):
     class Net(torch.nn.Module):

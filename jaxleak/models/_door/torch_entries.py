@@ -56,7 +56,7 @@ def sub(a: Any, b: Any, *, alpha: float = 1) -> Array:
 
 
 @register("rsub")
-def rsub(a: Any, b: Any, *, alpha: float = 1) -> Array:
+def rsub(a: Any, b: Any, alpha: float = 1) -> Array:
     """b - alpha a."""
     return jnp.subtract(b, a if alpha == 1 else alpha * a)
 
@@ -69,10 +69,12 @@ def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Array:
     return jnp.floor_divide(a, b) if rounding_mode == "floor" else jnp.trunc(jnp.true_divide(a, b))
 
 
-@register("clamp", "clip", "hardtanh")
+@register("clamp", "clip", "clamp_min")
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
-    """x within bounds."""
-    return jnp.clip(x, low, high)
+    """x within bounds, at which its derivative is 1."""
+    # Both comparisons are of x itself, so that the smooth form of the two kinks is found.
+    raised = x if low is None else jnp.where(x < low, low, x)
+    return raised if high is None else jnp.where(x > high, high, raised)
 
 
 @register("round")
@@ -88,8 +90,7 @@ def hardtanh(x: Array, low: float = -1.0, high: float = 1.0) -> Array:
 
 
 OPERATORS["relu6"] = lambda x: hardtanh(x, 0.0, 6.0)
-OPERATORS["clamp_min"] = jnp.maximum
-OPERATORS["clamp_max"] = jnp.minimum
+OPERATORS["clamp_max"] = lambda x, high: clamp(x, None, high)
 
 
 @register("leaky_relu")
@@ -199,6 +200,8 @@ def max_(x: Array, axis: Any = None, keepdim: bool = False) -> Any:
 @register("var")
 def var(x: Array, axes: Any = None, *args: Any, correction: float | None = None, keepdim: bool = False) -> Array:
     """Variance, unbiased unless said otherwise."""
+    if isinstance(axes, bool):  # the form without axes
+        axes, correction = None, float(axes)
     if args:
         correction, keepdim = float(args[0]), bool(args[1]) if len(args) > 1 else keepdim
     ddof = 1 if correction is None else int(correction)
