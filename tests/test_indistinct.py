@@ -7,7 +7,7 @@ import pytest
 import reference
 
 from jaxleak import Batch, Observation, audit, models, protocols
-from jaxleak.audit._descent import descend
+from jaxleak.audit._descent import LOOKS, descend
 from jaxleak.audit._indistinct import nearest_pairs
 from jaxleak.audit._received import Received
 
@@ -60,7 +60,7 @@ def test_one_image_stands_in_both_places_all_the_way(client):
     x, y = images(2), np.array([0, 0])
     share, seen = observed(client, x, y)
     places, bounds = jnp.array([0, 0]), jnp.array((0.0, 1.0))
-    end = descend(Received(share), seen, x, places, jnp.asarray(y), bounds, 5)
+    end = descend(Received(share), seen, x, places, jnp.asarray(y), bounds, 5, jnp.broadcast_to(x, (LOOKS, *x.shape)))
     np.testing.assert_array_equal(end.x[0], end.x[1])
     assert np.abs(np.asarray(end.x[0]) - x[0]).max() > 0.01
     assert float(end.after.misfit) < float(end.before.misfit)

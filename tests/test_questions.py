@@ -1,5 +1,6 @@
 """What an audit asks of an answer before it certifies images: brightness, weight in the batch, pixels that are read."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.one_sample import _inputs_alone, not_of_one_sample
-from jaxleak.audit._verdict.questions import comparing, one_by_one, without_weight
+from jaxleak.audit._verdict.questions import comparing, of_open_pixels, one_by_one, without_weight
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)
@@ -179,6 +180,36 @@ def test_what_a_mask_hides_is_not_determined():
         found = audit.rival(case.share, case.observation, answer.x, answer.y, key=jax.random.key(0), iterations=30)
         assert found.undetermined.all() == bool(hidden)
         np.testing.assert_allclose(found.unread, hidden / SHAPE[1], atol=0.1)
+
+
+class _Pixelwise(nn.Module):
+    """Reads every pixel by itself with a function before all else."""
+
+    by: Callable = nn.relu
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.tanh(nn.Dense(64)(self.by(x).reshape(len(x), -1))))
+
+
+def test_a_dead_pixel_is_not_read_though_the_kinks_are_smoothed_on_the_way():
+    x = np.where(images(2) < 0.5, 0.05, 0.95).astype(np.float32)  # the noise lifts no dark pixel beyond the kink
+    case, answer = case_at(models.classifier(_Pixelwise(lambda x: nn.relu(x - 0.65)), image_shape=SHAPE), x, [0, 1])
+    found = audit.rival(case.share, case.observation, answer.x, answer.y, key=jax.random.key(0), iterations=1)
+    np.testing.assert_allclose(found.unread, (x < 0.5).mean(axis=(1, 2, 3)), atol=0.05)
+    assert found.undetermined.all()
+
+
+@pytest.mark.parametrize(("sign", "flip"), [(1, 0.0), (-1, 1.0)])
+def test_pixels_behind_a_saturated_layer_may_have_other_values(sign, flip):
+    # tanh(12 (x - 1)) is -1 for all but the brightest pixels, and tanh(12 x) is 1 for all but the darkest.
+    x = np.abs(flip - images(2) ** 2)
+    saturated = _Pixelwise(lambda x: jnp.tanh(12 * (x - (sign > 0))))
+    for net, found in ((saturated, True), (_Pixelwise(nn.tanh), False)):
+        case, answer = case_at(net, x, [0, 1])
+        assert without_weight(case, answer).tolist() == [False, False]
+        assert of_open_pixels(case, answer, ALL).tolist() == [found, found]
+        assert of_open_pixels(case, answer, ~ALL).tolist() == [False, False]
 
 
 def test_images_of_two_classes_may_be_one_where_the_loss_is_not_known(monkeypatch):

@@ -1,6 +1,6 @@
 """Images that descend on the distance of their update to another one alone, without any prior."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,12 @@ def explains_as_well(misfit: float, answer_misfit: float) -> bool:
     return not misfit > max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
 
 
+#: At how many images nearby a descent asks which numbers are read.
+LOOKS = 3
+
+_Carry: TypeAlias = tuple[jax.Array, PyTree, jax.Array, jax.Array]
+
+
 class Fit(NamedTuple):
     """How well images explain an update."""
 
@@ -41,12 +47,13 @@ class Descent(NamedTuple):
     x: jax.Array  # (N, H, W, C)
     before: Fit
     after: Fit
+    read: jax.Array  # (N, H, W, C) bool, the numbers that change the update at all at one of the images nearby
 
 
 @jitted_for_few(0, 6)
 def descend(
     received: Received, seen: Observation, start: jax.Array, places: jax.Array, y: jax.Array, bounds: jax.Array,
-    iterations: int,
+    iterations: int, nearby: jax.Array,
 ) -> Descent:  # fmt: skip
     """Descend on |g' - g|^2 / |g|^2 by Adam, with the kinks of the network smoothed at first.
 
@@ -58,6 +65,7 @@ def descend(
         y: (N,) int32, the labels of the places.
         bounds: lowest and highest value that pixels may take on the way.
         iterations: > 0, how many steps there are.
+        nearby: (LOOKS, N, H, W, C) images of which is asked, with exact kinks, what numbers change the update.
     """
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
 
@@ -75,14 +83,19 @@ def descend(
 
     gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 
-    def step(
-        carry: tuple[jax.Array, PyTree, jax.Array], iteration: jax.Array
-    ) -> tuple[tuple[jax.Array, PyTree, jax.Array], None]:
-        x, state, sharpness = carry
-        change, state = optimizer.update(gradient(x, sharpness), state)
-        sharpness = next_sharpness(_SMOOTHING, sharpness, iteration, iterations, jnp.zeros(()))
-        return (jnp.clip(x + change, *bounds), state, sharpness), None
+    def step(carry: _Carry, iteration: jax.Array) -> tuple[_Carry, None]:
+        # The steps behind the last one, when the kinks are exact, take the gradient at the images nearby: in the same
+        # loop, one gradient is compiled for both.
+        x, state, sharpness, read = carry
+        looking = iteration >= iterations
+        at = jnp.where(looking, nearby[jnp.maximum(iteration - iterations, 0)], x)
+        slope = gradient(at, sharpness)
+        change, next_state = optimizer.update(slope, state)
+        sharper = next_sharpness(_SMOOTHING, sharpness, iteration, iterations, jnp.zeros(()))
+        moved = (jnp.clip(x + change, *bounds), next_state, sharper, read)
+        looked = (x, state, sharpness, read | (slope != 0))
+        return jax.tree.map(lambda new, kept: jnp.where(looking, kept, new), moved, looked), None
 
-    begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start))
-    (x, _, _), _ = jax.lax.scan(step, begin, jnp.arange(iterations))
-    return Descent(x[places], fit(start), fit(x))
+    begin = (start, optimizer.init(start), jnp.float32(_SMOOTHING.start), jnp.zeros(start.shape, bool))
+    (x, _, _, read), _ = jax.lax.scan(step, begin, jnp.arange(iterations + LOOKS))
+    return Descent(x[places], fit(start), fit(x), read)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak._base import Observation, Share
 from jaxleak.attacks._inversion.gradient_term import Undone
-from jaxleak.audit._descent import descend, explains_as_well
+from jaxleak.audit._descent import LOOKS, descend, explains_as_well
 from jaxleak.audit._received import Received
 
 #: How many pairs are tried at the most; each takes as long as half a rival.
@@ -81,7 +81,9 @@ def indistinct(
         places, start = np.arange(len(answer), dtype=np.int32), answer.copy()
         places[second] = first
         start[first] = answer[[first, second]].mean(axis=0)
-        end = descend(received, observation, jnp.asarray(start), jnp.asarray(places), labels, bounds, iterations)
+        # What is read at images nearby is not asked here; it costs less than to compile a second descent.
+        nearby = jnp.broadcast_to(start, (LOOKS, *start.shape))
+        end = descend(received, observation, nearby[0], jnp.asarray(places), labels, bounds, iterations, nearby)
         if explains_as_well(float(end.after.misfit), answer_misfit):
             found[[first, second]] = True
     return found

@@ -13,3 +13,4 @@ class Stream(enum.IntEnum):
     RIVALS = 0x41  #: noise from which a descent looks for other images with the same update
     WEIGHT = int.from_bytes(b"weig")  #: noise on one image, by which the weight of it in its batch is told
     NOISE_ANEW = int.from_bytes(b"nois")  #: noise of a stated defense, as the client's could have been
+    OPEN = int.from_bytes(b"open")  #: other values of the darkest and of the brightest pixels of an image

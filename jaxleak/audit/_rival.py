@@ -10,7 +10,7 @@ from jaxleak import _validate
 from jaxleak._base import Observation, Share
 from jaxleak._random_streams import stream_of
 from jaxleak.attacks._inversion.gradient_term import Undone
-from jaxleak.audit._descent import descend, explains_as_well
+from jaxleak.audit._descent import LOOKS, descend, explains_as_well
 from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received
 from jaxleak.audit._similarity import similarity
@@ -20,7 +20,7 @@ from jaxleak.metrics._images import RECOGNISED_ABOVE
 _NOISE = 0.2
 #: Share of the way back to the answer, in SSIM, from which on a descent was on its way there.
 _RETURNING = 0.25
-#: Share of an image's numbers that the update may leave unread: a descent then leaves them exactly as they were.
+#: Share of an image's numbers that the update may leave unread.
 UNREAD = 0.01
 
 
@@ -34,7 +34,7 @@ class Rival(NamedTuple):
     part_norms: dict[str, float]  # |g| of every leaf there
     similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
     start_similarity: np.ndarray  # (N,) the same before the descent
-    unread: np.ndarray  # (N,) share of the rival's numbers within (0, 1) that the descent left exactly as they were
+    unread: np.ndarray  # (N,) share of the numbers that change the update at none of three noisy images
 
     @property
     def explains(self) -> bool:
@@ -100,22 +100,23 @@ def rival(
     _validate.count(iterations=iterations)
     if not bounds[0] < bounds[1]:
         raise ValueError(f"bounds must be the lowest and the highest value of a pixel, got {bounds}")
-    if start is None:
-        start = answer + _NOISE * jax.random.normal(stream_of(key, Stream.RIVALS), answer.shape)
-    elif np.shape(start) != answer.shape:
+    if start is not None and np.shape(start) != answer.shape:
         raise ValueError(f"start must have the shape of x, {answer.shape}, got {np.shape(start)}")
-    begun = jnp.clip(start, 0, 1)
+    noise = _NOISE * jax.random.normal(stream_of(key, Stream.RIVALS), (LOOKS, *answer.shape))
+    nearby = jnp.clip(answer + noise, 0, 1)
+    begun = nearby[0] if start is None else jnp.clip(start, 0, 1)
     labels = jnp.asarray(y, jnp.int32)
     received, places = Received(share, skip_zeros, undone), jnp.arange(len(answer))
     of_answer, of_other = (
-        descend(received, observation, images, places, labels, jnp.array(bounds), iterations)
+        descend(received, observation, images, places, labels, jnp.array(bounds), iterations, nearby)
         for images in (jnp.asarray(answer), begun)
     )
     nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
     other, began = np.asarray(of_other.x), np.asarray(begun)
-    within = (began > 0) & (began < 1)  # at a bound, a number may stay where it is because it would go beyond
+    # A network that cuts off what is beyond its bounds may leave a number unread that stands at one of them.
+    within = np.asarray(jnp.any((nearby > 0) & (nearby < 1), axis=0))
     pixels = tuple(range(1, other.ndim))
-    unread = np.sum(within & (other == began), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)
+    unread = np.sum(within & ~np.asarray(of_other.read), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)
     return Rival(
         other, float(of_other.after.misfit), float(nearest.misfit),
         {name: float(value) for name, value in nearest.parts.items()},

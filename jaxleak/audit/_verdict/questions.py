@@ -19,9 +19,11 @@ from jaxleak.audit._indistinct import indistinct, nearest_pairs
 from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._rival import Rival, rival
+from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.verdict import Answer
 from jaxleak.defenses._representation import OfClient
+from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.protocols._defending import mean_of_examples
 
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
@@ -31,6 +33,8 @@ _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
 _NOISE = 0.2
 #: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
 _BLENDED = 0.4
+#: Which shares of the darkest and of the brightest pixels are replaced together.
+_OPEN_SHARES = (0.1, 0.25, 0.5, 0.75)
 
 
 def distance_of_truth(case: Case, answer: Answer) -> float | None:
@@ -168,6 +172,30 @@ def without_weight(case: Case, answer: Answer) -> np.ndarray:
     noise = _NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
     others = np.clip(answer.x + np.asarray(noise), 0, 1)
     return one_by_one(comparing(case, answer), answer, others, np.ones(len(answer.x), bool))
+
+
+def of_open_pixels(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
+    """(B,) bool: images whose darkest or brightest pixels may take other values beyond these, and nothing changes.
+
+    So it is where the first layer reads every pixel by itself and is dead for dark ones or saturated for bright ones. A
+    search brings the other pixels back to the answer, so that it finds no other image.
+
+    Args:
+        case: the audited update.
+        answer: the answer.
+        asked: (B,) bool, the images of which this is asked.
+    """
+    explained, found = comparing(case, answer), np.zeros(len(answer.x), bool)
+    draws = np.asarray(jax.random.uniform(stream_of(case.key, Stream.OPEN), answer.x.shape))
+    pixels = tuple(range(1, answer.x.ndim))
+    for share in _OPEN_SHARES:
+        low, high = (np.quantile(answer.x, at, axis=pixels, keepdims=True) for at in (share, 1 - share))
+        dark = np.where(answer.x <= low, draws * low, answer.x)
+        bright = np.where(answer.x >= high, high + draws * (1 - high), answer.x)
+        for others in (dark, bright):
+            another = ~(similarity(others, answer.x) >= RECOGNISED_ABOVE)
+            found |= one_by_one(explained, answer, others, asked & another & ~found)
+    return found
 
 
 def one_by_one(

@@ -19,6 +19,7 @@ from jaxleak.audit._verdict.questions import (
     indistinct_of,
     left_below_head,
     left_by_noise,
+    of_open_pixels,
     rival_of,
     without_weight,
 )
@@ -106,6 +107,7 @@ def search(
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
         undetermined = undetermined | without_weight(case, answer)
+        undetermined = undetermined | of_open_pixels(case, answer, answer.shown & ~undetermined)
         undetermined = undetermined | turned_images(case, answer, answer.shown & ~undetermined)
         toned = toned_images(case, answer, answer.shown & ~undetermined)
         noise = left_by_noise(case, answer)
