@@ -169,8 +169,9 @@ def tables(args: Args) -> dict[str, float]:
 
 
 def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
-    """What else a row says: means over the seeds."""
-    scores = [of_seed[0].scores for of_seed in results]
+    """What else a row says: means over the seeds and the attacked rounds."""
+    of_rounds = [at for at, job in enumerate(cell.jobs) if replace(job, training=cell.jobs[0].training) == cell.jobs[0]]
+    scores = [of_seed[at].scores for of_seed in results for at in of_rounds]
     names = ("psnr", "psnr_up_to_scale", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "test_accuracy")
     return {name: float(np.mean([s[name] for s in scores])) for name in (*names, "seconds") if name in scores[0]}
 
@@ -178,9 +179,7 @@ def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
 def reason_against(args: Args, cell: Cell) -> str:
     """Why a cell is not run whatever the budget, or nothing."""
     reason = cell.reason or (NOT_ASKED if args.only not in cell.id else "")
-    for job in cell.jobs:
-        reason = reason or missing(job.case.data)
-    return reason
+    return reason or next(filter(None, (missing(job.case.data) for job in cell.jobs)), "")
 
 
 def missing(spec: str) -> str:

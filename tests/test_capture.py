@@ -383,7 +383,7 @@ def test_a_file_that_can_hold_the_header_of_which_it_tells_the_length_is_safeten
 
 
 def test_floats_become_single_precision_and_integers_stay(tmp_path):
-    wide = {"a": np.full(2, 1e300), "b": jnp.ones(2, jnp.bfloat16), "c": np.ones(2, np.float16), "n": np.arange(2)}
+    wide = {"a": np.full(2, 1e300), "b": jnp.ones(2, jnp.bfloat16), "c": np.ones((), np.float16), "n": np.arange(2)}
     capture.save(tmp_path / "u", wide)
     found = capture.load(tmp_path / "u").arrays
     assert {name: array.dtype.name for name, array in found.items()} == {
@@ -391,6 +391,7 @@ def test_floats_become_single_precision_and_integers_stay(tmp_path):
         "n": "int64",
     }
     assert np.isinf(found["a"]).all()  # and no warning
+    assert found["c"].shape == ()
 
 
 def test_pytorchs_older_files_and_lists_of_tensors_are_read(tmp_path):

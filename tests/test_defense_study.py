@@ -163,6 +163,9 @@ def test_what_leaves_the_trained_model_as_it_is_shares_its_training():
         defended = replace(plain, defense=defense, strength=strength, attack="dlg", pool=7)
         assert (utility_of(defended) == utility_of(plain)) == same
     assert utility_of(replace(plain, attacked_round=3)) != utility_of(plain)
+    for name, value in (("momentum", 0.9), ("local_epochs", 2), ("loss", "focal_loss")):
+        with pytest.raises(ValueError, match=f"{name} must be .* where the federation is trained .*, got {value}"):
+            utility_of(replace(plain, **{name: value}))
 
 
 def test_a_point_is_attacked_by_who_knows_the_defense_where_it_is_asked_for():
@@ -193,6 +196,10 @@ def test_epsilon_is_that_of_a_clients_own_samples():
     assert _trade_offs._epsilon(Case(defense="dp_sgd", strength=2.0), federation) == {"true_epsilon": expected}
     assert _trade_offs._epsilon(Case(defense="gaussian", strength=2.0), federation) == {}
     assert _trade_offs._epsilon(Case(), federation) == {}
+
+
+def test_an_attack_without_a_score_is_not_the_best_one():
+    assert max(([20.0, 22.0], [float("nan"), 50.0], [21.0, 22.0]), key=_trade_offs._mean) == [21.0, 22.0]
 
 
 def test_changes_are_of_the_same_seeds():
@@ -409,6 +416,10 @@ def test_the_papers_orders_and_conclusions_stand_beside_ours():
     found = defense_verdicts.verdicts("fedleak-fig8", [undefended, hidden])
     assert [(v.ours, v.holds) for v in found] == [("12.0 dB", False), ("", None)]
     assert [v.holds for v in defense_verdicts.verdicts("fedleak-fig4", [undefended, hidden])] == [False, None, None]
+    many = {"local_steps": 12}
+    strong, weak = hidden | many | {"leak_best_match": 5.0, "accuracy": 0.4}, hidden | many  # below 10 dB, and above
+    for rows, holds in (([undefended | many], None), ([weak], False), ([weak, strong], True)):
+        assert defense_verdicts.verdicts("fedleak-fig4", rows)[1].holds is holds
     for study in ("fedleak-fig4", "fedleak-fig5", "fedleak-fig7", "fedleak-fig8"):
         assert {v.holds for v in defense_verdicts.verdicts(study, [])} == {None}
     assert defense_verdicts.verdicts("further", []) == []

@@ -16,7 +16,7 @@ from experiments._fedleak.jobs import Job, Sizes
 from experiments._fedleak.runs import UpdateJobs
 from jaxleak import data, metrics
 from jaxleak.study import RunFolder
-from jaxleak.study.cells import over_rounds
+from jaxleak.study.cells import Cell, over_rounds
 from jaxleak.study.runner import Result, runner_in
 from jaxleak.study.sources import unavailable
 from jaxleak.study.updates import (
@@ -211,6 +211,16 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
 
 
 @pytest.mark.slow
+def test_what_stands_beside_a_mean_over_rounds_is_of_the_same_rounds():
+    job = Job(Case(), Training(rounds=2))
+    rounds = (job, replace(job, training=Training(rounds=4)), replace(job, kind="labels"))
+    scores = [
+        [Result({"psnr": value}, {}) for value in of_seed] for of_seed in ((10.0, 20.0, 99.0), (30.0, 40.0, 99.0))
+    ]
+    assert fedleak._beside(Cell("a/b", None, "dB", rounds), scores) == {"psnr": 25.0}
+    assert fedleak._beside(Cell("a/b", None, "dB", rounds[::2]), [of_seed[::2] for of_seed in scores]) == {"psnr": 20.0}
+
+
 def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
     small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
     monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})

@@ -77,6 +77,13 @@ def test_the_legend_of_a_trade_off_names_defenses_in_words(drawn):
     assert not any("_" in text for text in texts(figure.legends[0]))
 
 
+def test_a_trade_off_shows_the_attackers_that_there_are(drawn):
+    drawn_with = lambda **more: texts(drawn(plots.trade_off, {"a": [point(1, 0.9, 10.0, None) | more]}).legends[0])  # noqa: E731
+    weak = "attacker who knows it, with a weak prior"
+    assert drawn_with(psnr_adaptive_weak=30.0)[-2:] == ["attacker who does not know the defense", weak]
+    assert drawn_with()[-1] == "attacker who does not know the defense"
+
+
 def test_accuracies_fill_their_panel_and_no_point_touches_its_frame(drawn):
     figure = drawn(plots.trade_off, CURVES, undefended=(50.0, 0.9525))
     low, high = figure.axes[0].get_ylim()

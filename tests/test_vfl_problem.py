@@ -238,7 +238,7 @@ def test_blocks_are_neighbours_and_an_images_halves():
 def test_summaries_hold_means_and_spreads():
     runs = {"a": [{"m": 1.0}, {"m": 3.0}], "b": [{"m": 6.0, "only": 1.0}]}
     assert study.summarise(runs) == {
-        "m": 4.0, "m_a": 2.0, "m_a_std": 1.0, "m_b": 6.0, "m_b_std": 0.0, "only": 1.0, "only_b": 1.0, "only_b_std": 0.0
+        "m": 4.0, "m_a": 2.0, "m_a_std": 1.0, "m_b": 6.0, "m_b_std": 0.0, "only_b": 1.0, "only_b_std": 0.0
     }  # fmt: skip
 
 

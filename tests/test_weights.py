@@ -14,10 +14,11 @@ from jaxleak.checkpoint import Checkpoints
 def test_weights_survive_a_round_trip(tmp_path):
     model = models.resnet((16, 16, 1), 3, blocks=(1, 1), width=2, stem="large")
     shapes, rng = jax.eval_shape(model.init, jax.random.key(0)), np.random.default_rng(0)
+    shapes["params"]["scale"] = jax.ShapeDtypeStruct((), np.float32)
     variables = jax.tree.map(lambda leaf: rng.normal(0.1, 0.5, leaf.shape).astype(leaf.dtype), shapes)
     file = tmp_path / "weights.safetensors"
     models.save_weights(file, variables)
-    loaded = models.load_weights(file, jax.eval_shape(model.init, jax.random.key(0)))
+    loaded = models.load_weights(file, shapes)
     assert jax.tree.structure(loaded) == jax.tree.structure(variables)
     jax.tree.map(np.testing.assert_array_equal, loaded, variables)
     assert "params.stem.kernel" in safetensors.numpy.load_file(file)

@@ -65,7 +65,7 @@ def _fig4(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
         where,
         f"with twelve steps {PROTECTED:g} dB cost the best defense accuracy, down to about {full:g}",
         "none reaches it" if best is None else f"accuracy {best:.3f}",
-        None if best is None else best <= full + ABOUT,
+        best is not None and best <= full + ABOUT if any(row["defense"] for row in many) else None,
     )
     one, twelve = (next((row for row in part if row["defense"] is None), None) for part in (few, many))
     yield Verdict(

@@ -233,7 +233,7 @@ def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any
 
 
 def summarise(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Metrics of all runs: `name` is the mean over data sets, `name_<data>` and `name_<data>_std` are each one's."""
+    """Metrics of all runs: `name_<data>` and `name_<data>_std` are each data set's, `name` the mean if all have it."""
     results: dict[str, float] = {}
     for metric in _score_names(runs):
         means = {}
@@ -243,7 +243,8 @@ def summarise(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, fl
                 means[name] = float(np.mean(values))
                 results[f"{metric}_{name}"] = means[name]
                 results[f"{metric}_{name}_std"] = float(np.std(values))
-        results[metric] = float(np.mean(list(means.values())))
+        if len(means) == len(runs):
+            results[metric] = float(np.mean(list(means.values())))
     return results
 
 

@@ -37,7 +37,7 @@ def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
     Raises:
         ValueError: if two leaves have the same flat name, or on a dtype that the format or this module lacks.
     """
-    leaves = {name: np.ascontiguousarray(leaf) for name, leaf in _flat(variables).items()}
+    leaves = {name: np.asarray(leaf, order="C") for name, leaf in _flat(variables).items()}
     for name, leaf in leaves.items():
         if leaf.dtype not in _NAMES:
             raise ValueError(f"{name}: dtype must be one of {', '.join(map(str, _NAMES))}, got {leaf.dtype}")

@@ -245,7 +245,8 @@ def trade_off(
         path: PNG to write.
         curves: label, for which the legend has the words of `SPOKEN` if it is a defense's name, to points in the order
             of strength, each with `accuracy` and `psnr` of the attacker who does not know the defense (dashed), and
-            `psnr_adaptive` of the one who does (solid); None or NaN leaves a point out.
+            `psnr_adaptive` of the one who does (solid) and `psnr_adaptive_weak` of the one who does and has next to no
+            prior (dotted); None or NaN leaves a point out.
         undefended: (PSNR in dB, accuracy in [0, 1]), a star.
         grey: PSNR of a grey image in dB, where nothing is left to protect.
         title: the figure's title.
@@ -254,14 +255,14 @@ def trade_off(
     """
     figure, axes = subplots(size=(7, 5))
     marked: list[tuple[float, float, str, str]] = []
-    edge = _outlier_edge(
-        [p[name] for points in curves.values() for p in points for name in _LEAKS if _number(p.get(name))]
-    )
+    all_points = [p for points in curves.values() for p in points]
+    leaks = {name: [p[name] for p in all_points if _number(p.get(name))] for name in _LEAKS}
+    edge = _outlier_edge([leak for of_attacker in leaks.values() for leak in of_attacker])
     for number, (label, points) in enumerate(curves.items()):
         look: dict[str, Any] = {"color": f"C{number}", "markersize": 4}
         if number >= _COLOURS:  # which begin again
             look["markerfacecolor"] = "white"
-        for name, (style, marker) in _LEAKS.items():
+        for name, (style, marker, _) in _LEAKS.items():
             shown = [p for p in points if _number(p.get("accuracy")) and _number(p.get(name))]
             x, y = [min(p[name], edge) for p in shown], [p["accuracy"] for p in shown]
             axes.plot(x, y, style, marker=marker, **look)
@@ -275,8 +276,9 @@ def trade_off(
         axes.plot(*undefended, "k*", markersize=10, label="no defense", clip_on=False)
     if grey is not None:
         axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
-    axes.plot([], [], "k--o", markersize=4, label="attacker who does not know the defense")
-    axes.plot([], [], "k-s", markersize=4, label="attacker who knows it")
+    for name, (style, marker, who) in _LEAKS.items():
+        if leaks[name]:
+            axes.plot([], [], f"k{style}{marker}", markersize=4, label=who)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
@@ -316,8 +318,12 @@ SPOKEN = {
     "adam_step": "step of Adam (learning rate)",
     "adamw_step": "step of AdamW (learning rate)",
 }
-#: The attackers of a trade-off: how their line and their points are drawn.
-_LEAKS = {"psnr": ("--", "o"), "psnr_adaptive": ("-", "s")}
+#: The attackers of a trade-off: how their line and their points are drawn, and what the legend says.
+_LEAKS = {
+    "psnr": ("--", "o", "attacker who does not know the defense"),
+    "psnr_adaptive": ("-", "s", "attacker who knows it"),
+    "psnr_adaptive_weak": (":", "^", "attacker who knows it, with a weak prior"),
+}
 
 
 def _outlier_edge(values: Sequence[float]) -> float:

@@ -199,7 +199,15 @@ def utility_of(case: Case) -> Utility:
 
     Args:
         case: the upload under attack, with its defense.
+
+    Raises:
+        ValueError: on a client that the federation has not: with several local epochs, momentum, or another loss than
+            the cross-entropy.
     """
+    lacks = {"local_epochs": 1, "momentum": 0.0, "loss": "cross_entropy"}
+    for name, wanted in lacks.items():
+        if (got := getattr(case, name)) != wanted:
+            raise ValueError(f"{name} must be {wanted} where the federation is trained to tell its accuracy, got {got}")
     if case.defense is not None:
         place = defenses.client_defense(kind_of_defense(case.defense), case.strength).place
         if place == "server_view" or (place == "client_payloads" and not case.own_defense):

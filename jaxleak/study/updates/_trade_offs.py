@@ -6,6 +6,7 @@ images.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,13 +169,19 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
         row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
     # An attacker may know the defense and still ignore it: the defender has to expect the best attack.
     for name, score in (("leak", "psnr"), ("leak_best_match", "psnr_best_match")):
-        row |= _statistics(name, max(([scores[score] for scores in of_attack] for of_attack in attacks), key=np.mean))
+        row |= _statistics(name, max(([scores[score] for scores in of_attack] for of_attack in attacks), key=_mean))
     row["printed"] = [
         {"id": name, "metric": metric, "relation": relation, "paper": value}
         | {"ours": row["accuracy" if metric == "test_accuracy" else "leak_best_match"]}
         for name, metric, relation, value in point.paper
     ]
     return row | _epsilon(point.case, utilities.federation)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; the least number of all where a value is none, so that no attack without a score is the best."""
+    mean = float(np.mean(values))
+    return mean if math.isfinite(mean) else -math.inf
 
 
 def _epsilon(case: Case, federation: Federation) -> dict[str, Any]:
