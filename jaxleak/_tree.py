@@ -17,10 +17,10 @@ def squared_norm(tree: PyTree) -> jax.Array:
 
 def dot(a: PyTree, b: PyTree) -> jax.Array:
     """Inner product over all leaves of two trees of the same structure, in float32 at the least."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(_wide(x), _wide(y)), a, b)), jnp.zeros(()))
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.vdot(wide(x), wide(y)), a, b)), jnp.zeros(()))
 
 
-def _wide(leaf: jax.Array) -> jax.Array:
+def wide(leaf: jax.Array) -> jax.Array:
     """The leaf in a type whose squares neither overflow at 300 nor vanish at 1e-4, as those of 16 bits do."""
     leaf = jnp.asarray(leaf)
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))

@@ -94,6 +94,12 @@ def test_feature_skew_sorts_by_total_variation(samples):
     assert [len(g) for g in groups] == [100, 100, 100]
     for simple, busy in pairwise(groups):
         assert values[simple].max() <= values[busy].min()
+    # Differences of bytes do not wrap around.
+    pixels = np.round(255 * (x - x.min()) / np.ptp(x)).astype(np.uint8)
+    for of_bytes, of_floats in zip(
+        *(data.feature_skew(0, kind(pixels), 7) for kind in (np.array, np.float32)), strict=True
+    ):
+        np.testing.assert_array_equal(of_bytes, of_floats)
 
 
 def test_dirichlet_goes_from_single_classes_to_the_overall_mixture(samples):

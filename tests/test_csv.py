@@ -38,6 +38,8 @@ def test_separators_are_told_by_the_header(tmp_path, separator):
 def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path):
     rows = "".join(f"{number},{label}\n" for number, label in enumerate(["10", "9", "-1"]))
     assert data.load(_written(tmp_path, f"x,y\n{rows}") + "?label=y").classes == ("-1", "9", "10")
+    large = "".join(f"{i},{label}\n" for i, label in enumerate(["1000001", "1000002", "0.5"] * 3))
+    assert data.load(_written(tmp_path, f"x,y\n{large}") + "?label=y").classes == ("0.5", "1000001", "1000002")
     rows = "".join(f"{number},{label}\n" for number, label in enumerate(["10", "9", "b"]))
     assert data.load(_written(tmp_path, f"x,y\n{rows}") + "?label=y").classes == ("10", "9", "b")
 

@@ -117,6 +117,17 @@ def test_directions_of_16_bits_are_told_apart(size):
     assert o.cosine(one, one) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.parametrize("distance", [o.layer_norms, o.l1, o.relative_l1, o.mean_l1, o.gaussian_kernel])
+@pytest.mark.parametrize("size", [3e3, 1e-4])
+def test_distances_of_16_bits_are_those_of_wider_numbers(distance, size):
+    """Squares of 1e-4 vanish in them, and a sum over forty entries of 3,000 overflows."""
+    wide = [{"w": jnp.float32(jnp.float16(size)) * jnp.linspace(1.0, last, 40)} for last in (2.0, 1.5)]
+    narrow = [jax.tree.map(lambda leaf: leaf.astype(jnp.float16), tree) for tree in wide]
+    expected = distance(*(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in narrow))
+    assert expected > 0
+    np.testing.assert_allclose(distance(*narrow), expected, rtol=1e-5)
+
+
 def test_layer_weights_as_sequence_tree_and_function(trees):
     a, b = trees
     weights = [0.5, 0.0, 3.0]

@@ -36,6 +36,12 @@ def test_hashed_encoding_by_hand():
     assert x.dtype == np.float32
 
 
+def test_a_column_of_one_bucket_is_dropped_as_a_constant_one_is():
+    table = TABLE._replace(categorical=np.array([[5, 1], [105, 2], [205, 3], [7, 4], [8, 5]]))
+    assert data.fit_encoding(table, SHADOW, buckets=100).categorical == (1,)
+    assert data.fit_encoding(table, SHADOW, categories="one_hot").categorical == (0, 1)
+
+
 def test_one_hot_and_quantiles_by_hand():
     encoding = data.fit_encoding(TABLE, SHADOW, scaling="quantile", categories="one_hot", max_categories=1)
     x = data.encode(encoding, TABLE)
@@ -49,14 +55,15 @@ def test_one_hot_and_quantiles_by_hand():
 
 
 def test_two_buckets_are_even_and_odd_and_columns_without_a_value_are_dropped():
-    x = data.encode(data.fit_encoding(TABLE, SHADOW, buckets=2), TABLE)
-    np.testing.assert_array_equal(x[:, 2], [1, 1, 1, 1, 1])
+    mixed = TABLE._replace(categorical=np.add(CATEGORICAL, [[0, 0], [1, 0], [0, 0], [0, 0], [1, 0]]))
+    x = data.encode(data.fit_encoding(mixed, SHADOW, buckets=2), mixed)
+    np.testing.assert_array_equal(x[:, 2], [1, 0, 1, 1, 0])
     empty = TABLE._replace(
-        numeric=np.hstack([NUMERIC, np.full((5, 1), np.nan)]), categorical=np.add(CATEGORICAL, [1, 0])
+        numeric=np.hstack([NUMERIC, np.full((5, 1), np.nan)]), categorical=np.add(mixed.categorical, [1, 0])
     )
     encoding = data.fit_encoding(empty, SHADOW, buckets=2)
     assert encoding.numeric == (0, 2)
-    np.testing.assert_array_equal(data.encode(encoding, empty)[:, 2], [0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(data.encode(encoding, empty)[:, 2], [0, 1, 0, 0, 1])
 
 
 def test_tables_from_files_and_names(tmp_path):

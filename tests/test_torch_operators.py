@@ -161,6 +161,7 @@ CASES = [
     ("scaled_dot_product_attention", (QUERY, KEY, VALUE, _random(5, 5)), {}),
     ("scaled_dot_product_attention", (QUERY, KEY, VALUE, np.tril(np.ones((5, 5), bool))), {}),
     ("embedding", (MATRIX, np.array([[0, 2], [1, 1]])), {}),
+    ("embedding", (MATRIX, np.array([[0, 2], [1, 1]]), 1), {}),
     ("layer_norm", (X, [5, 6], _random(5, 6), _random(5, 6), 0.1), {}),
     ("layer_norm", (X, [6]), {}),
     ("native_layer_norm", (X, [6], _random(6), _random(6), 1e-3), {}),
@@ -420,6 +421,13 @@ def test_derivatives_at_zero_are_those_of_pytorch(function):
     program = torch_graph.Graph(torch.export.export(Net(), (x.detach(),)), "refuse")
     found = jax.grad(lambda z: program({}, {}, z)[0].sum())(np.array([[-1.0, 0.0, 1.0]], np.float32))
     np.testing.assert_allclose(found, x.grad, atol=1e-6)
+
+
+def test_the_row_for_padding_has_no_gradient():
+    weight, indices = torch.tensor(MATRIX, requires_grad=True), np.array([[0, 2], [1, 1]])
+    torch.ops.aten.embedding(weight, torch.from_numpy(indices), 1).sum().backward()
+    found = jax.grad(lambda weight: OPERATORS["embedding"](weight, indices, 1).sum())(MATRIX)
+    np.testing.assert_array_equal(found, weight.grad)
 
 
 @pytest.mark.parametrize(("beta", "threshold"), [(3.0, 1.0), (1.0, 20.0)])

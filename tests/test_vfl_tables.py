@@ -400,9 +400,13 @@ def test_a_task_that_learned_one_class_alone_shows_beside_the_most_frequent_one(
     )
     monkeypatch.setattr(parties_runs, "split_problem", lambda case, seed: problem)
     monkeypatch.setattr(parties_runs, "rounds_of", lambda *_: 1)
-    monkeypatch.setattr(parties_runs, "train", lambda *_: None)
+    weights = {"top": np.zeros(3)}
+    monkeypatch.setattr(parties_runs, "train", lambda *_: weights)
     monkeypatch.setattr(parties_runs, "predict", lambda *_: np.zeros(4, int))
     assert parties_runs._task.__wrapped__(TINY, 0) == (0.75, 0.5, 0.75)
+    # A training that diverged answers the first class, too, and has no accuracy.
+    weights["top"][1] = np.nan
+    np.testing.assert_array_equal(parties_runs._task.__wrapped__(TINY, 0), [np.nan, np.nan, 0.75])
 
 
 def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):

@@ -129,6 +129,20 @@ def test_without_directions_the_baseline_answers():
     np.testing.assert_allclose(np.exp(found.log_probability), np.exp(prior), rtol=1e-6)
 
 
+def test_a_class_that_the_prior_excludes_gains_nothing_by_being_seen_often():
+    y = np.arange(40) % 2
+    prior = np.where(np.eye(2)[y] > 0, 0.0, -50.0)
+    index = np.tile(np.arange(40), 3)
+    found = party_records.free_labels(np.zeros((120, 3)), index, np.tile(prior, (3, 1)), num_samples=40, window=40)
+    np.testing.assert_array_equal(found.labels, y)
+    np.testing.assert_allclose(found.log_probability, prior, atol=1e-6)
+
+
+def test_equal_lengths_have_equal_ranks():
+    gradients = np.ones((6, 3))
+    np.testing.assert_allclose(party_records.aligned_signals(gradients, np.zeros(6, int), 2)[:, -1], 0, atol=1e-12)
+
+
 def test_aligned_signals_do_not_depend_on_the_basis():
     y = np.random.default_rng(0).integers(3, size=90)
     gradients = _cut_gradients(y, 3)

@@ -246,5 +246,6 @@ def _sorted(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _total_variation(x: np.ndarray) -> np.ndarray:
     """(N,) summed differences of neighbouring pixels."""
+    x = np.asarray(x, np.float32)  # differences of unsigned bytes would wrap around
     vertical, horizontal = np.abs(np.diff(x, axis=1)), np.abs(np.diff(x, axis=2))
     return vertical.sum(axis=(1, 2, 3), dtype=np.float64) + horizontal.sum(axis=(1, 2, 3), dtype=np.float64)

@@ -177,7 +177,7 @@ def _labels(texts: Sequence[str], name: str, path: Path) -> tuple[np.ndarray, tu
         )
     if (numbers := _numbers(texts)) is not None:  # 1 and 1.0 are one class
         found, codes = np.unique(numbers, return_inverse=True)
-        return codes, tuple(f"{number:g}" for number in found)
+        return codes, tuple(repr(float(number)).removesuffix(".0") for number in found)
     found, codes = np.unique(texts, return_inverse=True)
     return codes, tuple(found.tolist())
 

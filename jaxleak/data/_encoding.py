@@ -142,7 +142,8 @@ def fit_encoding(
             grids.append(values[[0, -1]] if scaling == "minmax" else values)
     categorical, codes = [], []
     for column in range(table.categorical.shape[1]):
-        found, counts = np.unique(table.categorical[rows, column], return_counts=True)
+        of_rows = table.categorical[rows, column]
+        found, counts = np.unique(of_rows % buckets if categories == "hashed" else of_rows, return_counts=True)
         if len(found) > 1:
             categorical.append(column)
             codes.append(np.empty(0, np.int64) if categories == "hashed" else found[np.argsort(-counts, kind="stable")])

@@ -26,13 +26,13 @@ def absolute(x: jax.Array) -> jax.Array:
 
 
 def difference(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a - b` of arrays of one shape.
+    """`a - b` of arrays of one shape, in float32 at the least: squares of 16 bits vanish, and their sums overflow.
 
     Raises:
         ValueError: on other shapes, which would be broadcast without a word.
     """
     _same_shape(a, b)
-    return a - b
+    return _tree.wide(a) - _tree.wide(b)
 
 
 def _same_shape(a: jax.Array, b: jax.Array) -> None:
@@ -70,7 +70,7 @@ def relative_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
     Returns:
         () in [0, inf); the plain sum where the observed tree is zero.
     """
-    mass = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(observed)), jnp.zeros(()))
+    mass = sum((jnp.sum(jnp.abs(_tree.wide(leaf))) for leaf in jax.tree.leaves(observed)), jnp.zeros(()))
     return l1(observed, simulated) / jnp.where(mass > 0, mass, 1.0)
 
 
@@ -117,7 +117,7 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
         _validate.positive(variance=variance)
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
-        sigma2 = jnp.maximum(jnp.var(a), _VARIANCE_FLOOR) if variance is None else variance
+        sigma2 = jnp.maximum(jnp.var(_tree.wide(a)), _VARIANCE_FLOOR) if variance is None else variance
         return 1.0 - jnp.exp(-jnp.sum(difference(a, b) ** 2) / sigma2)
 
     return sum(jax.tree.leaves(jax.tree.map(one, observed, simulated)), jnp.zeros(()))

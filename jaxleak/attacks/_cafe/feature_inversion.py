@@ -193,7 +193,8 @@ def _invert_one(
     last = jax.lax.while_loop(
         lambda c: (c.best_residual > options.tolerance) & ~c.settled & (c.restarts <= options.max_restarts), body, first
     )
-    return FeatureInversionResult(last.best_x, last.best_residual, last.steps, last.restarts)
+    restarts = jnp.minimum(last.restarts, options.max_restarts)  # one more is counted, and not run
+    return FeatureInversionResult(last.best_x, last.best_residual, last.steps, restarts)
 
 
 def _gauss_newton_step(

@@ -111,7 +111,8 @@ def free_labels(
         )
         windows.append(result)
         # A class that one window holds for absent may be present in another: very unlikely, not impossible.
-        posterior = np.maximum(result.log_probability, np.log(1e-9))
+        # A prior that holds it for less likely than that is not raised to it, which would count as evidence.
+        posterior = np.maximum(result.log_probability, np.minimum(np.log(1e-9), normal[begin:end]))
         np.add.at(evidence, index[begin:end], posterior - normal[begin:end])
         prior[index[begin:end]] = normal[begin:end]
         seen[index[begin:end]] = True
@@ -262,7 +263,7 @@ def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int)
         own = labels == c
         block = coordinates[own]
         coordinates[own] = (block - block.mean(axis=0)) / np.maximum(block.std(axis=0), 1e-9)
-        rank[own, 0] = (np.argsort(np.argsort(norms[own])) + 0.5) / own.sum() - 0.5
+        rank[own, 0] = (scipy.stats.rankdata(norms[own]) - 0.5) / own.sum() - 0.5
     return np.concatenate([onehot, coordinates, rank], axis=1)
 
 

@@ -154,9 +154,12 @@ def attention(
 
 
 @register("embedding")
-def embedding(weight: Array, indices: Array, *_: Any) -> Array:
-    """Rows of a table."""
-    return weight[indices]
+def embedding(weight: Array, indices: Array, padding_idx: int = -1, *_: Any) -> Array:
+    """Rows of a table, of which that for padding has no gradient."""
+    rows = weight[indices]
+    if padding_idx < 0:
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], jax.lax.stop_gradient(rows), rows)
 
 
 def normalised(x: Array, mean: Array, variance: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:

@@ -1,5 +1,6 @@
 """One case and seed of vertical training: one real run, every attack on the same observations, and all scores."""
 
+import math
 import time
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -206,7 +207,7 @@ def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
 
 class _Task(NamedTuple):
     accuracy: float
-    balanced: float  # mean over classes
+    balanced: float  # mean over classes; both are NaN where the training diverged
     most_frequent: float  # what always answering the most frequent class of the records that are trained on has
 
 
@@ -217,11 +218,11 @@ def _task(case: SplitCase, seed: int) -> _Task:
     params = train(problem.victim_protocol, problem.victim, jax.random.key(seed), rounds)
     truth, found = problem.shadow.y, predict(problem.model, params, problem.shadow.x)
     constant = np.bincount(problem.victim.y).argmax()
-    return _Task(
-        metrics.label_accuracy(truth, found),
-        metrics.balanced_label_accuracy(truth, found),
-        metrics.label_accuracy(truth, np.full(len(truth), constant)),
-    )
+    most_frequent = metrics.label_accuracy(truth, np.full(len(truth), constant))
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+        # A network of such weights answers the first class everywhere, and that may be a frequent one.
+        return _Task(math.nan, math.nan, most_frequent)
+    return _Task(metrics.label_accuracy(truth, found), metrics.balanced_label_accuracy(truth, found), most_frequent)
 
 
 def _answer(attack: Any, seen: Observation, problem: SplitProblem, key: jax.Array) -> Any:

@@ -237,8 +237,16 @@ class Utilities:
         return {**self.federation.sources(job.case.data, seed), **sources_of_client(job.case)}
 
     def require(self, job: Utility, seed: int) -> None:
-        """Refuse to attack a round that the training does not reach."""
-        _validate.in_range(0, self.federation.rounds, attacked_round=job.case.attacked_round)
+        """Refuse a round that the training does not reach, and data whose attacked samples it would not hold."""
+        f, spec = self.federation, job.case.data
+        _validate.in_range(0, f.rounds, attacked_round=job.case.attacked_round)
+        one, all_ = (data.load(spec, n, seed).x for n in (1, f.samples + f.test_samples))
+        if not np.array_equal(one[0], all_[0]):
+            raise ValueError(
+                f"samples must be fewer: {spec} draws so many from other files than the attacked ones, which would not "
+                f"be among them, got samples={f.samples} and test_samples={f.test_samples}; mnist has 2,000 in its own "
+                "file, and idx:IMAGES,LABELS draws any number from the original ones"
+            )
 
     def cost(self, job: Utility) -> Cost:
         """What the passes of all samples take, or a guess for small networks, whichever is more."""
