@@ -22,7 +22,13 @@ from jaxleak.audit._verdict.case import graded
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.one_sample import _inputs_alone, not_of_one_sample
-from jaxleak.audit._verdict.questions import comparing, of_open_pixels, one_by_one, without_weight
+from jaxleak.audit._verdict.questions import (
+    comparing,
+    drawn_out,
+    of_open_pixels,
+    one_by_one,
+    without_weight,
+)
 from jaxleak.audit._verdict.verdict import ALONE, decide
 
 SHAPE = (8, 8, 1)
@@ -210,6 +216,23 @@ def test_pixels_behind_a_saturated_layer_may_have_other_values(sign, flip):
         assert without_weight(case, answer).tolist() == [False, False]
         assert of_open_pixels(case, answer, ALL).tolist() == [found, found]
         assert of_open_pixels(case, answer, ~ALL).tolist() == [False, False]
+
+
+def _without_means(x, side):
+    """Without the means of its squares, whose sides have so many pixels, but with the mean of all of them."""
+    squares = x.reshape(len(x), 8 // side, side, 8 // side, side, 1)
+    off = (squares - squares.mean(axis=(2, 4), keepdims=True)).reshape(x.shape)
+    return off + (x.mean(axis=(1, 2, 3), keepdims=True) if side < 8 else 0)
+
+
+@pytest.mark.parametrize(("side", "found"), [(4, True), (8, False), (1, False)])
+def test_a_few_open_directions_are_drawn_out(side, found):
+    """The means of patches are few among the pixels; the mean of a whole image is its brightness, which is a tone."""
+    of_side = (lambda x: _without_means(x, side)) if side > 1 else (lambda x: x)
+    case, answer = case_at(_Pixelwise(of_side), 0.4 + 0.2 * images(2), [0, 1])
+    other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
+    assert not other.undetermined.any()
+    assert drawn_out(case, answer, other).tolist() == [found, found]
 
 
 def test_images_of_two_classes_may_be_one_where_the_loss_is_not_known(monkeypatch):

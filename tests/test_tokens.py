@@ -73,8 +73,8 @@ def test_tokens_that_are_named_leak(client):
     found = tokens_of(*client, _sent(client, _codes()), 2, KEY)
     nothing = Labels.none(4)
     for tokens, attacked, outcome, headline in (
-        (found, True, "leaks", "leaks tokens"),
-        (found, False, "leaks", "leaks tokens"),
+        (found, True, "leaks", "leaks tokens (if its inputs are one-hot codes)"),
+        (found, False, "leaks", "leaks tokens (if its inputs are one-hot codes)"),
         (None, True, "not shown to leak", "not shown to leak"),
     ):
         verdict, reasons = decide([], nothing, None, ["Tried."], [], attacked=attacked, tokens=tokens)
@@ -85,6 +85,8 @@ def test_tokens_that_are_named_leak(client):
         assert ("names the tokens" in _meaning(told)) == (tokens is not None)
         if tokens is not None:
             assert reasons[0] == str(tokens)
+            assert "of this batch alone, without momentum and weight decay, the update names" in reasons[0]
+            assert "and its momentum begins at zero, the update" in str(tokens._replace(momentum=True))
             assert ("No attack on images came to its end" in reasons[1]) == (not attacked)
 
 
@@ -106,6 +108,6 @@ def test_an_answer_that_is_no_code_refutes_the_condition():
 def test_a_headline_lists_what_leaks():
     best = Answer("fedleak_400", np.random.default_rng(0).random((1, 8, 8, 1)), np.zeros(1, int), 0.0, 0.0, solved=True)
     everything = Verdict("leaks", (), (), (), best, np.ones(2, int), "", {}, tokens=np.arange(3))
-    assert everything.headline == "leaks images, labels and tokens"
-    assert everything._replace(best=None).headline == "leaks labels and tokens"
+    assert everything.headline == "leaks images, labels and tokens (if its inputs are one-hot codes)"
+    assert everything._replace(best=None).headline == "leaks labels and tokens (if its inputs are one-hot codes)"
     assert everything._replace(best=None, tokens=None).headline == "leaks labels"

@@ -127,7 +127,7 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
 @pytest.mark.parametrize(("unknowns", "remainder"), [(0, 0.01), (3, 0.08)])
 def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, remainder):
     """Each of the questions finds another image open, and none is asked of images that are open already."""
-    places, masks, noises = np.arange(6), [], []
+    places, masks, noises = np.arange(8), [], []
     rivals = iter([places == 0, places == 1])
     drawn = SimpleNamespace(off={}, of=lambda names: 0.1)
 
@@ -138,10 +138,12 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
         "_chunk": lambda case: 1,
         "invert": lambda *_, **__: (None, None, None),
         "all_starts": lambda *_, **__: None,
-        "best_restart": lambda starts: SimpleNamespace(x=np.zeros((6, 1)), y=np.zeros(6)),
-        "agreement": lambda starts: SimpleNamespace(value=np.ones(6)),
-        "graded": lambda case, name, x, y, **_: Answer(name, pictures(6), y, 0.1, 1e-9, agreement=np.ones(6)),
+        "best_restart": lambda starts: SimpleNamespace(x=np.zeros((8, 1)), y=np.zeros(8)),
+        "agreement": lambda starts: SimpleNamespace(value=np.ones(8)),
+        "graded": lambda case, name, x, y, **_: Answer(name, pictures(8), y, 0.1, 1e-9, agreement=np.ones(8)),
         "rival_of": lambda *_: SimpleNamespace(undetermined=next(rivals), answer_misfit=remainder),
+        "drawn_out": lambda case, answer, other: places == 6,
+        "of_open_pixels": asked(7),
         "indistinct_of": asked(2),
         "without_weight": lambda case, answer: places == 3,
         "turned_images": asked(4),
@@ -154,11 +156,12 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
     store = SimpleNamespace(left=1.0, checkpoints=lambda name: None)
     case = SimpleNamespace(store=store, show=lambda *_: None, template=None, key=None, unknowns=unknowns)
     found, _ = searches.search(case, "fedleak_400", SimpleNamespace(iterations=2), None)
-    open_ones = [0, *([1] if unknowns else []), 2, 3, 4]  # of blends it is asked where the loss is not known
+    open_ones = [0, *([1] if unknowns else []), 2, 3, 4, 6, 7]  # of blends it is asked where the loss is not known
     assert np.flatnonzero(found.undetermined).tolist() == open_ones
     assert np.flatnonzero(found.shown).tolist() == [place for place in places if place not in open_ones]
     assert np.flatnonzero(found.toned).tolist() == [5]
-    assert [mask.count(False) for mask in masks] == [len(open_ones) - 3, len(open_ones) - 1, len(open_ones)]
+    # Two images that may be one, the pixels, turned copies, and tones: each is asked of those that are left.
+    assert [mask.count(False) for mask in masks] == [len(open_ones) - lacking for lacking in (4, 2, 1, 0)]
     assert (found.remainder, found.noise) == (remainder, 0.1)
     assert noises == [None if remainder < 0.05 else drawn]  # noise that is not there as stated explains nothing
 

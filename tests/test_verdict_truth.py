@@ -11,7 +11,7 @@ from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak._command.audit import _scored
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict.case import graded
-from jaxleak.audit._verdict.judgement import _of_another_update, contradicted_by_truth
+from jaxleak.audit._verdict.judgement import _of_another_update, contradicted_by_truth, recognised_by_truth
 from jaxleak.audit._verdict.truth import check_truth, scores
 from jaxleak.audit._verdict.verdict import Answer
 
@@ -126,6 +126,27 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert contradicted_by_truth(unmatched, numbers, x) == ""  # nothing is certified
     copy = answer._replace(x=x[[0, 0]])  # one of the client's images twice: `copied` warns of it
     assert contradicted_by_truth(copy, scores((x, None), copy)[0], x) == ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "off", "measure"),
+    [
+        ((8, 8, 1), 0.5, "an SSIM above 0.8"),
+        ((1, 9, 1), 0.2, "a similarity (1 minus the largest difference) above 0.9"),
+    ],
+)
+def test_images_without_a_certificate_that_the_truth_has_are_said_first(shape, off, measure):
+    x = 0.8 * np.random.default_rng(0).random((2, *shape))
+    found = x.copy()
+    found[1] += off * np.random.default_rng(1).choice([0, 1], shape)
+    answer = Answer("fedleak_400", found, np.array([1, 2]), 0.0, 0.0, agreement=np.zeros(2))
+    (said,) = recognised_by_truth(answer, scores((x, None), answer)[0])
+    assert said.startswith(
+        f"The truth says otherwise: 1 of 2 images of the best attack are the client's, by {measure}."
+    )
+    assert recognised_by_truth(answer, {}) == ()
+    other = answer._replace(x=np.random.default_rng(2).random((2, *shape)))
+    assert recognised_by_truth(other, scores((x, None), other)[0]) == ()
 
 
 def test_another_image_than_an_exact_solution_is_told_however_alike_it_is():

@@ -27,6 +27,7 @@ class Tokens(NamedTuple):
     leaf: str  # the matrix whose rows tell it
     numbers: np.ndarray  # the tokens of the batch, in order
     known: int  # how many tokens there are
+    momentum: bool = False  # whether the client states one
 
     def __str__(self) -> str:
         """A sentence, with what it rests on."""
@@ -34,9 +35,18 @@ class Tokens(NamedTuple):
         listed += f" and {len(self.numbers) - _LISTED} more" if len(self.numbers) > _LISTED else ""
         count = f"{len(self.numbers)} of {self.known} tokens"
         return (
-            f"If the inputs are one-hot codes, the update names the tokens of the batch: the rows of {self.leaf} are "
-            f"zero but for those of {count}, {listed}. Which sample holds which, and where, is not claimed."
+            f"If the inputs are one-hot codes and {of_this_batch(momentum=self.momentum)}, the update names the tokens "
+            f"of the batch: the rows of {self.leaf} are zero but for those of {count}, {listed}. Which sample holds "
+            "which, and where, is not claimed."
         )
+
+
+def of_this_batch(*, momentum: bool) -> str:
+    """What an update must be if it is to name what is in the batch, where a client states a momentum or none."""
+    without = (
+        "without weight decay, and its momentum begins at zero" if momentum else "without momentum and weight decay"
+    )
+    return f"the update is of this batch alone, {without}"
 
 
 def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: int, key: jax.Array) -> Tokens | None:
@@ -64,7 +74,7 @@ def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: i
                     continue
                 keys = jax.random.split(key, _TRIALS)
                 if all(_told(share, variables, samples, name, side, (axis, count), k) for k in keys):
-                    return Tokens(name, np.flatnonzero(used), places)
+                    return Tokens(name, np.flatnonzero(used), places, momentum=bool(share.momentum))
     return None
 
 

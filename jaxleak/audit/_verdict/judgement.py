@@ -35,10 +35,10 @@ from jaxleak.audit._verdict.warnings import (
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.models import Classifier
 
-#: What stands first where the truth contradicts a verdict, which is reached without it.
+#: What stands first where the truth has images that no certificate has; the verdict is reached without it.
 _RECOGNISED = (
-    "The truth says otherwise: the best attack's images have a mean SSIM of {:.2f} to it. The verdict is that of an "
-    "attacker, who has no truth and no certificate for them."
+    "The truth says otherwise: {} of {} images of the best attack are the client's, by {} above {:g}. The verdict is "
+    "that of an attacker, who has no truth and no certificate for them."
 )
 #: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
@@ -124,8 +124,8 @@ def judged(
     )
     numbers, ordered = numbers_of(outcome, labels, best, truth, attacked=attacked)
     numbers |= {} if tokens is None else {"token_count": len(tokens.numbers)}
-    if outcome in ("not shown to leak", "not attacked") and numbers.get("ssim", 0.0) > RECOGNISED_ABOVE:
-        reasons = (_RECOGNISED.format(numbers["ssim"]), *reasons)
+    if best is not None and not best.shown.any():
+        reasons = (*recognised_by_truth(best, numbers), *reasons)
     wrong = contradicted_by_truth(best, numbers, ordered)
     if truth is not None and truth[1] is None:  # labels that are given have been compared before
         wrong = wrong or _of_another_update(case, best, labels, ordered)
@@ -161,6 +161,20 @@ def _apart(answers: list[Answer]) -> list[Answer]:
                 both = (peeled.attack, other.attack)
                 answers = [a._replace(contradicted=a.contradicted or why) if a.attack in both else a for a in answers]
     return answers
+
+
+def recognised_by_truth(best: Answer, numbers: dict[str, Any]) -> tuple[str, ...]:
+    """What must stand first where no image is certified, and the truth shows that the best attack has some of them.
+
+    Args:
+        best: the answer that `best_of` chose.
+        numbers: metrics of the answer.
+    """
+    each, limit = numbers.get("ssim_each"), RECOGNISED_ABOVE
+    if each is None:
+        each, limit = numbers.get("similarity_each", ()), _WRONG_ROW
+    count = sum(similarity > limit for similarity in each)
+    return (_RECOGNISED.format(count, len(best.x), best.measure, limit),) if count else ()
 
 
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:

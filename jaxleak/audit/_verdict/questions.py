@@ -21,9 +21,9 @@ from jaxleak.audit._received import Received, compiled, misfit
 from jaxleak.audit._rival import Rival, rival
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.case import Case
-from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
 from jaxleak.defenses._representation import OfClient
-from jaxleak.metrics._images import RECOGNISED_ABOVE
+from jaxleak.metrics._images import RECOGNISED_ABOVE, has_ssim
 from jaxleak.protocols._defending import mean_of_examples
 
 #: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
@@ -33,6 +33,8 @@ _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
 _NOISE = 0.2
 #: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
 _BLENDED = 0.4
+#: The smallest root mean square of a difference of images that is no rounding.
+_NO_DIFFERENCE = 1e-6
 #: Which shares of the darkest and of the brightest pixels are replaced together.
 _OPEN_SHARES = (0.1, 0.25, 0.5, 0.75)
 
@@ -151,6 +153,36 @@ def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None, **opti
         case.received.share, case.observation, answer.x, answer.y, key=case.key, start=start,
         skip_zeros=case.received.in_part, undone=case.received.undone, **options,
     )  # fmt: skip
+
+
+def drawn_out(case: Case, answer: Answer, other: Rival) -> np.ndarray:
+    """(B,) bool: images that another one replaces, on the way which the search for others had hardly come back.
+
+    Noise lies for the most part in directions that the update tells, and a search brings these back: where the update
+    leaves a few directions open, such as the means of patches, it ends near the answer, and what is left of the noise
+    are these. So that is made as large as the noise was, and the search begins again. Other tones do not count, of
+    which an answer is asked by itself.
+
+    Args:
+        case: the audited update.
+        answer: the answer.
+        other: what the first search has found.
+    """
+    x = np.clip(answer.x, 0, 1)
+    left = _beyond_tones(other.x, x)
+    size = np.sqrt(np.mean(left**2, axis=tuple(range(1, left.ndim)), keepdims=True))
+    again = rival_of(case, answer, x + left * (_NOISE / np.maximum(size, _NO_DIFFERENCE)))
+    return np.asarray(again.explains & ~(similarity(x + _beyond_tones(again.x, x), x) >= AGREE_ABOVE))
+
+
+def _beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """What of the difference of images (N, H, W, channels) no change of brightness and contrast of a channel makes."""
+    left = other - x
+    if not has_ssim(x.shape[1:]):  # rows of a table have no tones
+        return left
+    left, contrast = (images - images.mean(axis=(1, 2), keepdims=True) for images in (left, x))
+    squares = np.sum(contrast**2, axis=(1, 2), keepdims=True)
+    return left - contrast * np.sum(left * contrast, axis=(1, 2), keepdims=True) / np.maximum(squares, _NO_DIFFERENCE)
 
 
 def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from jaxleak.audit._verdict.case import Case, graded, misfits
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.questions import (
     blended,
+    drawn_out,
     indistinct_of,
     left_below_head,
     left_by_noise,
@@ -103,6 +104,8 @@ def search(
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         other = rival_of(case, answer)
         undetermined = other.undetermined
+        if (answer.shown & ~undetermined).any():
+            undetermined = undetermined | drawn_out(case, answer, other)
         if case.unknowns and len(answer.x) > 1:
             undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)

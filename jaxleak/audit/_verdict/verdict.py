@@ -8,7 +8,7 @@ import numpy as np
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding, failed
 from jaxleak.audit._checks.labels import Labels
-from jaxleak.audit._checks.tokens import Tokens
+from jaxleak.audit._checks.tokens import Tokens, of_this_batch
 from jaxleak.metrics._images import has_ssim
 
 #: Name of the finding that the weights could not be checked, which is worth a sentence and no warning.
@@ -255,8 +255,9 @@ class Verdict(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The verdict with what leaks: "leaks images and labels"."""
+        """The verdict with what leaks: "leaks images and labels"; of tokens with what they rest on."""
         *first, last = self.leaked or ("",)
+        last += " (if its inputs are one-hot codes)" if last == "tokens" else ""
         return f"{self.verdict} {', '.join(first)}{' and ' if first else ''}{last}".strip()
 
 
@@ -331,7 +332,8 @@ def decide(
         whose = _COMPARED.get(best.kind, "the answer's gradient")
         if best.toned is not None and (best.toned & best.shown).any():
             count = (best.toned & best.shown).sum()
-            alone += f" apart from copies of {count} in other tones, whose brightness, contrast or colour is not known"
+            alone += f" apart from copies of {count} in other tones, whose brightness, contrast or colour, of all or of"
+            alone += " parts, is not known"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
         # Samples of one class may have proportional gradients in a layer, whose sum is that of a blend of them.
@@ -361,10 +363,11 @@ def _proven(labels: Labels) -> str:
     count = int(labels.proven.sum())
     if labels.findings:
         which = ", ".join(str(c) for c, present in enumerate(labels.proven) if present)
+        without = of_this_batch(momentum="momentum" in labels.stated)
         return (
-            f"{_SIGN} if every output has a binary cross-entropy whose targets are not smoothed, the head's gradient "
-            f"proves that the batch holds samples with {'finding' if count == 1 else 'findings'} {which}. How many of "
-            f"each is not claimed, since {labels.uncounted}."
+            f"{_SIGN} if every output has a binary cross-entropy whose targets are not smoothed, and if {without}, the "
+            f"head's gradient proves that the batch holds samples with {'finding' if count == 1 else 'findings'} "
+            f"{which}. How many of each is not claimed, since {labels.uncounted}."
         )
     granted = _granted(labels.stated)
     granted = granted if labels.signed else f"{_SIGN} {granted[0].lower()}{granted[1:]}"
