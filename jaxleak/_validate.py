@@ -148,8 +148,12 @@ def _not_too_large(name: str, value: float) -> None:
 def integer_labels(rule: str, dtype: Any) -> None:
     """Raise `ValueError` with the broken `rule` unless labels of this dtype are integers."""
     if not np.issubdtype(dtype, np.integer):
-        hint = "; regression is not supported: make classes of a target that is a number, such as by its quantiles"
-        raise ValueError(f"{rule}, got dtype {dtype}{hint if np.issubdtype(dtype, np.floating) else ''}")
+        hint = ""
+        if np.issubdtype(dtype, np.floating):
+            hint = "; regression is not supported: make classes of a target that is a number, such as by its quantiles"
+        elif np.issubdtype(dtype, np.bool_):
+            hint = "; y.astype(int) makes classes 0 and 1 of them"
+        raise ValueError(f"{rule}, got dtype {dtype}{hint}")
 
 
 def labels_in_range(y: Any, num_classes: int) -> None:

@@ -218,7 +218,9 @@ def test_a_study_scores_it_beside_what_it_knows_anyway():
     case = SplitCase("breast_cancer", defense="noise_embedding", strength=1e-4, **SMALL)
     problem = split_problem(case, 0)
     start = problem.victim_protocol.init(jax.random.key(0))
-    scores = label_holder_scores(case, problem, start, 0)
+    scores, columns = label_holder_scores(case, problem, start, 0)
+    assert columns.keys() == {f"columns_label_holder{suffix}" for suffix in ("", "_adaptive", "_alone")}
+    assert len(columns["columns_label_holder"]) == len(problem.columns[0])
     left = np.asarray(party_records.victims_features(problem.model, problem.victim.x, 1))
     assert scores["feature_variance_label_holder"] == pytest.approx(left.var(axis=0).mean(), rel=1e-5)
     alone, variance = scores["feature_mse_label_holder_alone"], scores["feature_variance_label_holder"]
@@ -293,7 +295,7 @@ def test_a_report_says_which_columns_hardly_count(tmp_path):
     assert "hashed" not in about_run(SplitCase(f"csv:{many}?label=y", **SMALL), 0)
     case = SplitCase(f"csv:{path}?label=y", **SMALL)
     said = about_run(case, 0)
-    assert "1 of its columns is constant in the shadow records and left out." in said
+    assert "1 of its columns is constant or empty in the shadow records and left out (same)." in said
     assert "Of its categorical columns 1 has fewer than 20 categories, which are hardly apart" in said
     assert "hashed" not in about_run(SplitCase(f"csv:{path}?label=y", categories="one_hot", **SMALL), 0)
 

@@ -8,7 +8,15 @@ from experiments import vflrecon
 from experiments._vfl.options import Args
 from jaxleak import audit
 from jaxleak.defenses import Defense, SplitRun
-from jaxleak.study.parties import THREAT, SplitCase, SplitSetup, about_run, sources_of_parties, split_problem
+from jaxleak.study.parties import (
+    THREAT,
+    SplitCase,
+    SplitSetup,
+    about_run,
+    column_section,
+    sources_of_parties,
+    split_problem,
+)
 from jaxleak.study.parties._split_defense import defense_of
 from jaxleak.study.parties._truth import Truth
 
@@ -77,7 +85,11 @@ def test_columns_without_names_have_numbers():
         ({"columns": ("age", "income,age")}, "'age' must be given once, got it 2 times"),
         ({"columns": ("age", "income")}, "nobody holds balance, score, job: give them to a party"),
         ({"columns": ("age", "job", "score")}, "lists of 1 or 2 parties, as parties is 2, got 3"),
-        ({"columns": ("age,income,job,balance,score",)}, "party 1 would have none that says anything: the others hold"),
+        (
+            {"columns": ("age,income,job,balance,score",)},
+            "party 1, the label holder, would have no column that says anything, since",
+        ),
+        ({"columns": ("age",), "parties": 1}, "parties must be at least 2, got 1"),
         ({"columns": ("age",), "share": 0.3}, "share and partition must not be given beside them"),
         ({"columns": ("age",), "partition": "random"}, "share and partition must not be given beside them"),
     ],
@@ -105,6 +117,38 @@ def test_a_missing_value_counts_in_no_score(table):
     assert truth.feature_variance == pytest.approx(wanted, rel=1e-5)
     assert not problem.without_truth().missing.any()
     assert not split_problem(case_of(table, columns=("age",), missing="zero"), 0).missing.any()
+
+
+def test_columns_are_scored_one_by_one_with_all_features_of_a_category(table):
+    case = case_of(table, columns=("age",), categories="one_hot")
+    problem = split_problem(case, 0)
+    truth = Truth(problem, np.arange(32).reshape(4, 8))
+    assert problem.model.widths == (1, sum(problem.spans[1]))
+    assert max(problem.spans[1]) > 1  # of the categories
+    x = truth.victims(problem.victim.x)
+    estimate = x + 0.1 * np.random.default_rng(0).standard_normal(x.shape)
+    wanted, begin = [], 0
+    for width in problem.spans[1]:
+        errors = squares = 0.0
+        for feature in range(begin, begin + width):
+            rows = [row for row in range(32) if truth.known[row, feature]]
+            mean = np.mean(x[rows, feature])
+            errors += sum((x[row, feature] - estimate[row, feature]) ** 2 for row in rows)
+            squares += sum((x[row, feature] - mean) ** 2 for row in rows)
+        begin += width
+        wanted.append(1 - errors / squares)
+    np.testing.assert_allclose(truth.by_column(estimate), wanted, rtol=1e-4)
+
+    arrays = {"columns_shared": np.array([0.1, 0.2, np.nan, 0.4]), "columns_label_holder": np.array([0.9])}
+    arrays |= {"columns_shared_adaptive": np.array([0.0, 0.3, np.nan, 0.4])}
+    (section,) = column_section("people", case, arrays, seed=0)
+    assert section.header == ("column", "VFLRecon, shared start", "label holder")
+    assert [tuple(row) for row in section.rows] == [
+        ("age", "own", "0.900"), ("income", "0.100", "own"), ("balance", "0.300", "own"), ("score", "-", "own"),
+        ("job", "0.400", "own"),
+    ]  # fmt: skip
+    assert column_section("people", case, {"right_free": np.ones(2)}, seed=0) == ()
+    assert column_section("digits", SplitCase("digits"), arrays, seed=0) == ()
 
 
 def _gradients(protocol, private):

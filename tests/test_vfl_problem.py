@@ -274,6 +274,7 @@ def test_a_regression_is_scored_beside_own_features(monkeypatch):
     problem = SimpleNamespace(shadow=shadow, victim=victim, own=lambda batch: "own")
     truth = SimpleNamespace(victims=lambda x: x, feature_mse_of=lambda estimate: estimate)
     truth.gain = lambda error, without: (without - error) / 2
+    truth.by_column = lambda estimate: [estimate]
     asked = []
 
     def fit(*given, seed):
@@ -283,7 +284,7 @@ def test_a_regression_is_scored_beside_own_features(monkeypatch):
     monkeypatch.setattr(parties_truth.party_records, "fit_gradient_regression", fit)
     known = SimpleNamespace(predict=lambda own: 1.5 if own == "own" else None)
     found = parties_truth.regression_scores(problem, known, "shadow", "real", truth, 3)
-    assert found == {"feature_mse_regression_shared": 0.5, "feature_gain_regression_shared": 0.5}
+    assert found == ({"feature_mse_regression_shared": 0.5, "feature_gain_regression_shared": 0.5}, [0.5])
     ((seen, features, own, seed),) = asked
     assert (seen, own, seed) == ("shadow", known, 3)
     np.testing.assert_array_equal(features, shadow.x)

@@ -292,7 +292,7 @@ def shadows(monkeypatch):
     monkeypatch.setattr(parties_runs, "_vflrecon", vflrecon)
     monkeypatch.setattr(parties_runs, "own_features", lambda *_, features: SimpleNamespace(features="known"))
     monkeypatch.setattr(
-        parties_runs, "regression_scores", lambda problem, known, shadow, *_: {"regression": (known, shadow)}
+        parties_runs, "regression_scores", lambda problem, known, shadow, *_: ({"regression": (known, shadow)}, [0.5])
     )
     monkeypatch.setattr(parties_runs, "aligned_scores", lambda problem, shadow, *_: {"aligned": shadow})
     return made
@@ -303,7 +303,7 @@ def _shadowed(case, runs):
     truth = SimpleNamespace(
         label_scores=lambda name, y: {f"label_accuracy_{name}": 0.5}, right=lambda y: "right",
         feature_mse=lambda x: 0.25, victims=lambda x: x,
-        took_part=np.array([1]),
+        by_column=lambda estimate: estimate, took_part=np.array([1]),
     )  # fmt: skip
     return parties_runs._with_shadow_runs(case, 0, runs, problem, None, None, None, truth)
 
@@ -350,7 +350,9 @@ def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
     if defended:  # as whoever knows the defense has them
         assert scores["regression_adaptive"] == ("known", "shared defended")
         assert scores["aligned_adaptive"] == "independent defended"
-    assert arrays.keys() == {"estimate", *(f"right_{name}" for name in attackers)}
+    columns = {*attackers, *(f"regression{suffix}" for suffix in ("", "_adaptive")[: 1 + defended])}
+    right = {f"right_{name}" for name in attackers}
+    assert arrays.keys() == {"estimate", *right, *(f"columns_{name}" for name in columns)}
     np.testing.assert_array_equal(arrays["estimate"], [[5.0]])
     assert len(shadows) == 2 * len(attackers)
     of_one = [key for how, adaptive, key in shadows if not adaptive]

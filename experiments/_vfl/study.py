@@ -23,6 +23,7 @@ from jaxleak.study.parties import (
     SplitJob,
     SplitJobs,
     about_run,
+    column_section,
     draw_pictures,
     in_report,
     runs_for,
@@ -40,7 +41,8 @@ BESIDE_COLUMNS["records"] = lambda row: (
 )
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
-    "the samples that took part. Own features alone are what the attacker could say without any gradient. A missing "
+    "the samples that took part. Own features alone are what the attacker could say without any gradient. Of two "
+    "classes, an accuracy far below a half tells as much as one above: the names are exchanged. A missing "
     "number is 0, the column's least value, in training; --missing says whether errors of features count it."
 )
 
@@ -108,22 +110,22 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     scores = {name: [runner(job, seed).scores for seed in seeds] for name, job in jobs.items()}
     results = summarise(scores)
     captions: dict[str, str] = {}
+    of_columns: list[Section] = []
     for name, job in jobs.items():
         arrays = [runner(job, seed).arrays for seed in seeds]
         # A data specification may contain a path, which must not become part of a file's name.
         figures = folder.path / "figures"
         captions |= draw_pictures(figures, _in_names(name), job.case, scores[name], arrays, seed=seeds[0])
+        of_columns += column_section(name, job.case, arrays[0], seed=seeds[0])
     header, rows = ("score", *jobs), table_of(scores)
     write_markdown(
-        folder,
-        "What one party of vertical training learns about the others",
-        command=command_line("python -m experiments.vflrecon", args),
-        seeds=seeds,
-        sections=[Section("Scores", (_READING, *sizes), header, rows)],
-        captions=captions,
-    )
+        folder, "What one party of vertical training learns about the others",
+        command=command_line("python -m experiments.vflrecon", args), seeds=seeds,
+        sections=[Section("Scores", (_READING, *sizes), header, rows), *of_columns], captions=captions,
+    )  # fmt: skip
     folder.finish(results)
-    show_table(header, rows)
+    for own in ((header, rows), *((section.header, section.rows) for section in of_columns)):
+        show_table(*own)
     print(folder.contents())
     return results
 
@@ -255,11 +257,8 @@ def table_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str
         spread = f" +- {np.std(values):.4f}" if len(values) > 1 else ""
         return f"{np.mean(values):.4f}{spread}" if values else "-"
 
-    names = [
-        name
-        for name in in_report(_score_names(runs))
-        if not name.startswith("seconds") and not name.endswith("_records")
-    ]
+    scores = in_report(_score_names(runs))
+    names = [name for name in scores if not (name.startswith("seconds") or name.endswith("_records"))]
     return [[score_name(name), *(cell([s[name] for s in of if name in s]) for of in runs.values())] for name in names]
 
 

@@ -34,6 +34,8 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
         raise ValueError(f"truth must hold images of shape {(images, *shape)}, got {x.shape}")
     if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         scale = "; divide by 255" if 1 < x.max() <= 255 and x.min() >= 0 else ""
+        if shape[:2] == (1, 1):
+            scale = "; scale every column of a table by its smallest and its largest value"
         raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}{scale}")
     return x, None if y is None else _labels(y, images, classes)
 

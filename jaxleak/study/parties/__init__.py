@@ -13,6 +13,7 @@ from jaxleak._lazy import lazy
 
 if TYPE_CHECKING:
     from jaxleak.study.parties._about import about_run
+    from jaxleak.study.parties._by_column import column_section
     from jaxleak.study.parties._case import (
         FieldName,
         OptimizerName,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from jaxleak.study.parties._truth import correlations
 
 _MODULE_OF = {
+    "column_section": "_by_column",
     **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitSetup"), "_case"),
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
     **dict.fromkeys(("ATTACK_LABELS", "in_report", "score_name"), "_names"),
@@ -79,6 +81,7 @@ __all__ = [
     "SplitSetup",
     "THREAT",
     "about_run",
+    "column_section",
     "correlations",
     "draw_correlations",
     "draw_pictures",

@@ -8,6 +8,8 @@ from jaxleak.study.parties._split_defense import kind_of_split_defense
 
 #: Categories of a column that are within a fifth of the range of the hash.
 _FEW = 20
+#: How many columns that are left out are named.
+_NAMED = 8
 
 
 def about_run(case: SplitCase, seed: int) -> str:
@@ -22,9 +24,11 @@ def about_run(case: SplitCase, seed: int) -> str:
     """
     problem, table = split_problem(case, seed), whole_table(case.data)
     said = [about_records(case)]
-    if constant := table.num_features - sum(len(own) for own in problem.columns):
+    if constant := sorted({*range(table.num_features)} - {int(column) for own in problem.columns for column in own}):
+        which = f" ({', '.join(table.names[column] for column in constant[:_NAMED])})" if table.names else ""
         said.append(
-            f"{constant} of its columns {'is' if constant == 1 else 'are'} constant in the shadow records and left out."
+            f"{len(constant)} of its columns {'is' if len(constant) == 1 else 'are'} constant or empty in the shadow "
+            f"records and left out{which}."
         )
     few = sum(len(np.unique(column)) < _FEW for column in table.categorical.T) if case.categories == "hashed" else 0
     if few:

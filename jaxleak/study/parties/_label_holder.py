@@ -15,7 +15,9 @@ from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._truth import Truth
 
 
-def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int) -> dict[str, float]:
+def label_holder_scores(
+    case: SplitCase, problem: SplitProblem, start: ProtocolState, seed: int
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Errors of the label holder's regression of all other parties' features, on the real run of `run_case`.
 
     The label holder is the last party. It knows all initial parameters, and trains on the shadow records for as many
@@ -32,7 +34,9 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
         Mean squared errors per feature on the scale of the encoding: `feature_mse_label_holder`, against a defense also
         `feature_mse_label_holder_adaptive`, whose shadow run has the defense, and `feature_mse_label_holder_alone` by
         labels and own features alone. `feature_variance_label_holder` is the variance of these features, and
-        `feature_gain_label_holder`, with `..._adaptive`, is by how much less of it is left than by the latter.
+        `feature_gain_label_holder`, with `..._adaptive`, is by how much less of it is left than by the latter. The
+        arrays `columns_label_holder`, also with `..._adaptive`, and `columns_label_holder_alone` have the share that is
+        explained of every column's variance (`Truth.by_column`).
     """
     model, key = problem.model, jax.random.key(seed)
     party = model.parties - 1
@@ -44,6 +48,7 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
     truth = Truth(problem, np.asarray(seen.index), party)
     known, count = truth.victims(problem.shadow.x), len(problem.victim.y)
     scores = {"feature_variance_label_holder": truth.feature_variance}
+    columns: dict[str, np.ndarray] = {}
     shadows = {"": problem.shadow_protocol}
     if case.defense != "none":
         shadows["_adaptive"] = problem.adaptive_protocol
@@ -58,8 +63,11 @@ def label_holder_scores(case: SplitCase, problem: SplitProblem, start: ProtocolS
         )
         shadow_seen, again = (watch(key=stream_of(key, Stream.LABEL_HOLDER_SHADOWS, number))[1] for number in range(2))
         found = party_records.fit_embedding_regression(shadow_seen, known, model.num_classes, again=again, seed=seed)
-        error, alone = (truth.feature_mse_of(predict(seen, count)) for predict in (found.predict, found.predict_alone))
+        answers = found.predict(seen, count), found.predict_alone(seen, count)
+        error, alone = (truth.feature_mse_of(answer) for answer in answers)
         scores[f"feature_mse_label_holder{suffix}"] = error
         scores[f"feature_gain_label_holder{suffix}"] = truth.gain(error, alone)
         scores.setdefault("feature_mse_label_holder_alone", alone)
-    return scores
+        columns[f"columns_label_holder{suffix}"] = truth.by_column(answers[0])
+        columns.setdefault("columns_label_holder_alone", truth.by_column(answers[1]))
+    return scores, columns

@@ -24,6 +24,8 @@ def named_parts(case: SplitCase, table: data.Table, kept: np.ndarray) -> tuple[n
     names = table.names or tuple(map(str, range(table.num_features)))
     if case.partition != "auto" or case.share != SplitCase.share:
         raise ValueError("columns say who holds what, so that share and partition must not be given beside them")
+    if case.parties < 2:
+        raise ValueError(f"parties must be at least 2, got {case.parties}")
     if len(case.columns) not in (case.parties - 1, case.parties):
         raise ValueError(
             f"columns must be lists of {case.parties - 1} or {case.parties} parties, as parties is {case.parties}, got "
@@ -48,6 +50,7 @@ def named_parts(case: SplitCase, table: data.Table, kept: np.ndarray) -> tuple[n
     parts = [np.flatnonzero(np.isin(kept, [number[name] for name in own])) for own in lists]
     for party, (own, part) in enumerate(zip(lists, parts, strict=True)):
         if not len(part):
-            why = f"{', '.join(own)} are constant in the shadow records" if own else "the others hold all columns"
-            raise ValueError(f"columns: party {party} would have none that says anything: {why}")
+            who = f"party {party}, the label holder," if party == case.parties - 1 else f"party {party}"
+            why = f": {', '.join(own)} are constant in the shadow records" if own else ", since the others hold all"
+            raise ValueError(f"columns: {who} would have no column that says anything{why}")
     return tuple(parts)

@@ -51,11 +51,13 @@ class OwnFeatures(NamedTuple):
         if self.features is None:
             return {}
         own, known = truth.problem.own(truth.problem.victim), truth.known[truth.took_part]
+        answer = self.features.predict(own)
         return {
             **({} if known.all() else {"known": known}),
             "own": own[truth.took_part],
             "victims": truth.victims(truth.problem.victim.x)[truth.took_part],
-            "baseline": self.features.predict(own)[truth.took_part],
+            "baseline": answer[truth.took_part],
+            "columns_baseline": truth.by_column(answer),
         }
 
 

@@ -45,7 +45,8 @@ class SplitProblem(NamedTuple):
     shadow_protocol: Protocol  # protocol of the undefended shadow run
     adaptive_protocol: Protocol  # protocol of the shadow run of an attacker who knows the victim's defense
     victim_protocol: Protocol  # protocol of the real run
-    columns: tuple[np.ndarray, ...]  # numbers of every party's features in the table, numeric ones first
+    columns: tuple[np.ndarray, ...]  # numbers of every party's columns in the table, numeric ones first
+    spans: tuple[np.ndarray, ...]  # how many features each of those columns has
     missing: np.ndarray  # which of the victim's entries (N, P, max d_p) count in no score; they are 0 in x
 
     @property
@@ -165,6 +166,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         _informed(*shared, count.shadow, shadow_cipher, defenses),
         _protocol(*shared, count.victim, case.cipher, defenses),
         tuple(kept[part] for part in parts),
+        tuple(np.array([len(encoding.columns[feature]) for feature in part]) for part in parts),
         missing[victim_rows],
     )
 

@@ -67,7 +67,8 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         The array `right_<attack>` (rounds, batch) says which labels of every step are right. If features are
         reconstructed, four arrays hold the n samples that took part: the adversary's features `own` (n, d), the
         victims' features `victims` (n, d'), their reconstruction `estimate` (n, d') from the first start, and the
-        answer `baseline` (n, d') of the tuned regression.
+        answer `baseline` (n, d') of the tuned regression. The arrays `columns_<attack>` have a number for each column
+        that the attacker does not hold: the share of its variance that the attack explains.
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range, before anything is trained.
@@ -91,6 +92,7 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     begin = time.perf_counter()
     _, seen = watch()
     scores: dict[str, float] = {}
+    of_label_holder: dict[str, np.ndarray] = {}
     if runs.timed:
         # Steps with a real cipher take so long that the time of compiling them does not matter.
         if case.cipher != "ckks":
@@ -98,7 +100,8 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
             jax.block_until_ready(watch())
         scores["seconds_per_step"] = (time.perf_counter() - begin) / rounds
     if runs.label_holder:
-        scores |= label_holder_scores(case, problem, start, seed)
+        found, of_label_holder = label_holder_scores(case, problem, start, seed)
+        scores |= found
     # From here on the attacks get the set-up without the truth. Only the scores keep the truth.
     problem, truth = problem.without_truth(), Truth(problem, np.asarray(seen.index))
     known = own_features(case.attacker_only(), seed, runs.features)
@@ -115,7 +118,7 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
     )
     free_answer = _answer(free, seen, problem, key)
     scores |= truth.label_scores("free", np.asarray(free_answer.y))
-    arrays = known.arrays(truth) | {"right_free": truth.right(np.asarray(free_answer.y))}
+    arrays = of_label_holder | known.arrays(truth) | {"right_free": truth.right(np.asarray(free_answer.y))}
     scores["label_confidence_free"] = float(1 - np.mean(np.asarray(free_answer.score)[truth.took_part]))
     if runs.comparisons:
         scores |= comparisons(case, seed, problem, seen, known.labels, truth)
@@ -170,12 +173,15 @@ def _with_shadow_runs(
             arrays[f"right_{how}{suffix}"] = truth.right(np.asarray(answer.y))
             if runs.features:
                 scores[f"feature_mse_{how}{suffix}"] = truth.feature_mse(answer.x)
-                arrays.setdefault("estimate", truth.victims(answer.x)[truth.took_part])
+                estimate = truth.victims(answer.x)
+                arrays.setdefault("estimate", estimate[truth.took_part])
+                arrays[f"columns_{how}{suffix}"] = truth.by_column(estimate)
             if runs.features and runs.regressions and how == "shared":
                 known = own_features(case.attacker_only(), seed, features=True).features
                 assert known is not None
-                scored = regression_scores(problem, known, shadow_seen, seen, truth, seed)
+                scored, of_columns = regression_scores(problem, known, shadow_seen, seen, truth, seed)
                 scores |= {f"{name}{suffix}": score for name, score in scored.items()}
+                arrays[f"columns_regression{suffix}"] = of_columns
             if runs.features and runs.regressions and how == "independent":
                 scored = aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
                 if suffix:  # the control without gradients is the same

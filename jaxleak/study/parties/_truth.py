@@ -65,6 +65,21 @@ class Truth:
         truth = self.victims(self.problem.victim.x)
         return metrics.feature_mse(truth, estimate, self.took_part, entries=self.known)
 
+    def by_column(self, estimate: np.ndarray) -> np.ndarray:
+        """The share of the variance of every column of the victims that an estimate (N, sum of their d_p) explains.
+
+        A column of categories has all of its features together. It is NaN for a column without any variance.
+        """
+        truth, known = self.victims(self.problem.victim.x), self.known
+        others = [spans for party, spans in enumerate(self.problem.spans) if party != self.party]
+        shares = []
+        for features in np.split(np.arange(truth.shape[1]), np.cumsum(np.concatenate(others))[:-1]):
+            values, counts = (table[self.took_part][:, features] for table in (truth, known))
+            varies = any(np.ptp(own[that]) for own, that in zip(values.T, counts.T, strict=True) if that.any())
+            both, entries = (truth[:, features], estimate[:, features]), known[:, features]
+            shares.append(metrics.feature_r2(*both, self.took_part, entries=entries) if varies else np.nan)
+        return np.array(shares)
+
     def gain(self, error: float, without: float) -> float:
         """By which share of the variance an `error` is less than the one `without` what is to be judged."""
         return (without - error) / max(self.feature_variance, 1e-12)
@@ -77,7 +92,7 @@ def regression_scores(
     seen: Observation,
     truth: Truth,
     seed: int,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], np.ndarray]:
     """Error of a tuned regression of the victims' features on cut gradients, in place of the paper's network.
 
     Args:
@@ -90,16 +105,16 @@ def regression_scores(
 
     Returns:
         `feature_mse_regression_shared`, a mean squared error per feature on the scale of the encoding, and
-        `feature_gain_regression_shared`, by how much less of the variance is left than by own features alone.
+        `feature_gain_regression_shared`, by how much less of the variance is left than by own features alone; and the
+        share of every column's variance that it explains.
     """
     features = truth.victims(problem.shadow.x)
     found = party_records.fit_gradient_regression(shadow_seen, features, known, seed=seed)
     own = problem.own(problem.victim)
-    error, without = (truth.feature_mse_of(answer) for answer in (found.predict(seen, own), known.predict(own)))
-    return {
-        "feature_mse_regression_shared": error,
-        "feature_gain_regression_shared": truth.gain(error, without),
-    }
+    answer = found.predict(seen, own)
+    error, without = (truth.feature_mse_of(table) for table in (answer, known.predict(own)))
+    scores = {"feature_mse_regression_shared": error, "feature_gain_regression_shared": truth.gain(error, without)}
+    return scores, truth.by_column(answer)
 
 
 def aligned_scores(

@@ -1,0 +1,57 @@
+"""How much of every single column an attacker reads: a mean over all columns hides that one of them is open."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxleak.study.parties._case import SplitCase
+from jaxleak.study.parties._problem import ADVERSARY, split_problem, whole_table
+from jaxleak.study.reports import Section
+
+#: The attacks of a party and of the label holder, by the names of their arrays; the last one has no gradients.
+_OF_PARTY = ("shared", "own_bottom", "independent", "regression", "baseline")
+_OF_LABEL_HOLDER = ("label_holder", "label_holder_alone")
+#: What a table calls them.
+_HEADER = {
+    "shared": "VFLRecon, shared start",
+    "own_bottom": "VFLRecon, own bottom model shared",
+    "independent": "VFLRecon, independent start",
+    "regression": "regression on cut gradients",
+    "baseline": "own features alone",
+    "label_holder": "label holder",
+    "label_holder_alone": "label holder, own features alone",
+}
+_READING = (
+    "The share of a column's variance that an attack explains: 1 if every value is right, and 0 or less if the answer "
+    "is no better than the column's mean. It is of the first seed. Behind a defense it is the larger one of the attack "
+    "that knows the defense and the one that does not. All features of a column of categories count together. Columns "
+    "that the attacker holds are its own."
+)
+
+
+def column_section(name: str, case: SplitCase, arrays: Mapping[str, np.ndarray], *, seed: int) -> tuple[Section, ...]:
+    """A table with a row for each column; none where columns have no names, or no features were reconstructed.
+
+    Args:
+        name: what the report calls the data.
+        case: the case that was run.
+        arrays: arrays of one seed, from `run_case`.
+        seed: the seed of the arrays.
+    """
+    names = whole_table(case.data).names
+    attacks = [attack for attack in (*_OF_PARTY, *_OF_LABEL_HOLDER) if f"columns_{attack}" in arrays]
+    if not names or not attacks:
+        return ()
+    columns = split_problem(case, seed).columns
+    found: dict[str, list[str]] = {names[column]: [] for own in columns for column in own}
+    for attack in attacks:
+        attacker = ADVERSARY if attack in _OF_PARTY else len(columns) - 1
+        theirs = [names[column] for party, own in enumerate(columns) if party != attacker for column in own]
+        plain = arrays[f"columns_{attack}"]
+        shares = np.fmax(plain, arrays.get(f"columns_{attack}_adaptive", plain))
+        said = dict(zip(theirs, ("-" if np.isnan(share) else f"{share:.3f}" for share in shares), strict=True))
+        for column, row in found.items():
+            row.append(said.get(column, "own"))
+    rows: list[Sequence[str]] = [[column, *row] for column, row in found.items()]
+    header = ("column", *(_HEADER[attack] for attack in attacks))
+    return (Section(f"Every column of {name}", (_READING,), header, rows),)
