@@ -252,6 +252,8 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
     assert numbers_of("leaks", Labels.none(10), near, None)[0]["agreement"] == pytest.approx(0.9)
     assert "agreement" not in numbers_of("leaks", Labels.none(10), far, None)[0]
     assert "SSIM of 0.900 (a certificate takes 0.95 for each image)." in told(near)
+    exact = "0.95 for each image), and one of them has the update to within rounding: look at its images."
+    assert exact in told(near._replace(cosine_distance=1e-7))
     assert "SSIM" not in told(far)
     assert "cut short" not in told(near)
     cut = told(near._replace(finished=False, iterations=50))

@@ -54,7 +54,7 @@ def _answer(config: Config, metrics: Mapping[str, float]) -> str:
     answer = (
         f"Gradients summed over batches of {config.batch_size} samples let the attacker answer for {inverted} of "
         f"{config.images} private samples, at a mean PSNR of {metrics['psnr_mean']:.1f} dB (30 dB shows an image's "
-        f"detail; above 100 dB the pixels are exact in float32)"
+        f"detail; above 100 dB the numbers are exact in float32)"
     )
     if "label_accuracy" in metrics:
         answer += f", and name {metrics['label_accuracy']:.1%} of all labels"

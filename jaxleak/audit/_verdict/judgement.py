@@ -15,6 +15,7 @@ from jaxleak.audit._verdict.class_label import labels_without_head, of_one_sampl
 from jaxleak.audit._verdict.truth import scores
 from jaxleak.audit._verdict.verdict import (
     ALONE,
+    EXACT_BELOW,
     PEELED,
     PEELED_ALONE,
     Answer,
@@ -351,6 +352,8 @@ def told(answer: Answer) -> str:
         agreement = f", independent starts agree to {answer.measure} of {counted.mean():.3f}"
         if answer.finished and (counted < answer.agreement_needed).any():
             agreement += f" (a certificate takes {answer.agreement_needed:g} for each image)"
+            if answer.cosine_distance < EXACT_BELOW:
+                agreement += ", and one of them has the update to within rounding: look at its images"
     if answer.remainder is not None and not answer.explained:
         agreement += f". Images near the answer leave {answer.remainder:.1%} of the update unexplained, and "
         if not answer.explains_lower_layers:

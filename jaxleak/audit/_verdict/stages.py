@@ -18,6 +18,7 @@ from jaxleak.audit._verdict.questions import distance_of_truth
 from jaxleak.audit._verdict.search import search
 from jaxleak.audit._verdict.verdict import (
     ANY_LOSS,
+    EXACT_BELOW,
     Answer,
     best_of,
     called,
@@ -28,8 +29,6 @@ from jaxleak.models import Classifier
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (800, 1500, 3000, 6000, 12000)
 _ROW_SPACE = 4250
-#: Cosine distance below which an image that is shown cannot be told from the truth by its gradient.
-_EXACT_BELOW = 1e-5
 #: What the attacker who knows the defense is called.
 _INFORMED = "fedleak_informed"
 #: How many times the distance that the stated noise explains an answer may have, before the search fell short.
@@ -52,7 +51,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
     certain = exact = False
     for found in equations(case):
         if isinstance(found, Answer) and found.shown.all():
-            certain, exact = True, found.solved or found.cosine_distance < _EXACT_BELOW
+            certain, exact = True, found.solved or found.cosine_distance < EXACT_BELOW
         yield found
     if exact:
         return

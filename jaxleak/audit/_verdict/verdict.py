@@ -27,6 +27,8 @@ _PEELED_AGREE_ABOVE = 0.99
 #: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
 #: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
 _ROWS_AGREE_ABOVE = 0.99
+#: Cosine distance below which an image cannot be told from the truth by its gradient.
+EXACT_BELOW = 1e-5
 #: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
 _BY_FAR = 4 / 3
 #: What noise leaves of an update at the cosine distance from which on no answer has it.

@@ -15,7 +15,7 @@ ATTACK_LABELS = {
 _MEASURED = {
     "label_accuracy": "labels right",
     "label_balanced": "labels right, mean over classes",
-    "label_confidence": "confidence in labels that the attack claims",
+    "label_confidence": "confidence that the attack claims in its labels, whose names it may exchange",
     "feature_mse": "error of features",
     "feature_gain": "share of the features' variance, beyond what the attacker alone finds",
 }
