@@ -1,5 +1,7 @@
 """Priors of the gradient inversions: what is added up, and how much of it."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import reference
 from jaxleak import attacks, audit, models, objectives, protocols
 from jaxleak._base import Batch, Observation
 from jaxleak.attacks import client_updates, presets
+from jaxleak.attacks._inversion import priors
 from jaxleak.attacks.client_updates import Evidence
 
 
@@ -33,6 +36,24 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
     both = plain._replace(priors=tuple((0.1, client_updates.variation_prior(kind)) for kind in ("sum", "isotropic")))
     with pytest.raises(ValueError, match="names of their own to be weighed by name, got tv twice"):
         both.weighing(l2=0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda seen: jnp.mean(seen.x, axis=(1, 2, 3)), r"must return one real number .*, got float32 of shape \(2,\)"),
+        (lambda seen: jnp.sum(seen.x > 0.5), r"must return one real number .*, got int32 of shape \(\)"),
+        (lambda seen: seen.x @ jnp.ones(3), r"fails on images of shape \(2, 4, 4, 1\): TypeError: .*"),
+        (lambda seen: seen.images, r"fails on images of shape \(2, 4, 4, 1\): AttributeError: .*images"),
+        (lambda seen: None, r"fails on images of shape .*"),
+    ],
+)
+def test_a_prior_of_ones_own_that_is_no_number_is_named(value, message):
+    own = client_updates.Prior("own", value)
+    evidence = SimpleNamespace(x=jnp.ones((2, 4, 4, 1)))
+    with pytest.raises(ValueError, match=f"prior own {message}"):
+        priors.total([(0.5, own)], evidence)
+    assert priors.total([(0.5, own._replace(value=lambda seen: seen.x.mean()))], evidence) == 0.5
 
 
 @pytest.mark.parametrize(

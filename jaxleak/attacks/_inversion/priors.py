@@ -241,8 +241,30 @@ def resolved(priors: Iterable[Weighted], setup: Setup, candidate: Candidate) -> 
 
 
 def total(priors: Iterable[tuple[float, Prior]], evidence: Evidence) -> jax.Array:
-    """() the weighted sum of priors."""
+    """() the weighted sum of priors.
+
+    Raises:
+        ValueError: naming a prior of somebody's own that fails, or that returns something else than one real number.
+    """
     value = jnp.zeros(())
     for weight, prior in priors:
-        value += weight * prior.value(evidence)
+        value += weight * _one_number(prior, evidence)
     return value
+
+
+def _one_number(prior: Prior, evidence: Evidence) -> jax.Array:
+    """What a prior says of a candidate: one for each image would be added up with a distance of all of them."""
+    try:
+        found = jnp.asarray(prior.value(evidence))
+    except Exception as error:  # whatever somebody's code does
+        if prior.name in MAKERS:
+            raise
+        raise ValueError(
+            f"prior {prior.name} fails on images of shape {evidence.x.shape}: {type(error).__name__}: {error}"
+        ) from error
+    if found.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+        raise ValueError(
+            f"prior {prior.name} must return one real number for all images, an array of shape (), got {found.dtype} "
+            f"of shape {found.shape}"
+        )
+    return found
