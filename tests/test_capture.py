@@ -394,6 +394,22 @@ def test_floats_become_single_precision_and_integers_stay(tmp_path):
     assert found["c"].shape == ()
 
 
+def test_what_an_audit_will_ask_for_is_said_at_capture(tmp_path, caplog):
+    said = "strength of gaussian is not stated"
+    for facts, warned in (
+        ({"defense": "gaussian"}, True),
+        ({"defense": "gaussian", "strength": 0.1}, False),
+        ({"defense": "other"}, False),
+        ({"defense": "dp_sgd", "noise_multiplier": 1.0}, False),
+        ({"defense": "adam_step", "learning_rate": 0.1}, False),
+        ({}, False),
+    ):
+        caplog.clear()
+        capture.save(tmp_path / "u", {"a": np.ones(2, np.float32)}, **facts)
+        assert (said in caplog.text) == warned
+        assert warned or "not stated" not in caplog.text
+
+
 def test_pytorchs_older_files_and_lists_of_tensors_are_read(tmp_path):
     torch = pytest.importorskip("torch")
     state = {"w": torch.ones(2, dtype=torch.float64), "steps": torch.tensor(3)}

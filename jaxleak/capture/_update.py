@@ -67,6 +67,9 @@ def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
         _log.warning("%s holds values that are not finite, so that an audit will refuse %s", bad[0], path)
     if taken.facts.kind != "gradient" and taken.facts.learning_rate is None:
         _log.warning("learning_rate is not stated, so that an audit of %s will ask for it", path)
+    of_defense = (taken.facts.strength, taken.facts.noise_multiplier, taken.facts.learning_rate)
+    if taken.facts.defense not in (None, "none", "other") and of_defense == (None, None, None):
+        _log.warning("strength of %s is not stated, so that an audit of %s will ask for it", taken.facts.defense, path)
     contiguous = {name: np.asarray(array, order="C") for name, array in taken.arrays.items()}
     with replacing(path) as partial:
         safetensors.numpy.save_file(contiguous, partial, metadata={_HEADER: taken.facts.as_text()})
