@@ -27,6 +27,7 @@ from jaxleak.study.updates import (
     Federation,
     TradeOffPoint,
     Utilities,
+    _federation,
     _trade_offs,
     cell_of_point,
     resolved,
@@ -196,6 +197,15 @@ def test_epsilon_is_that_of_a_clients_own_samples():
     assert _trade_offs._epsilon(Case(defense="dp_sgd", strength=2.0), federation) == {"true_epsilon": expected}
     assert _trade_offs._epsilon(Case(defense="gaussian", strength=2.0), federation) == {}
     assert _trade_offs._epsilon(Case(), federation) == {}
+
+
+def test_a_federation_whose_data_are_drawn_from_other_files_is_refused(monkeypatch):
+    drawn = {1: np.zeros((1, 8, 8, 1)), 1200: np.ones((1200, 8, 8, 1))}
+    monkeypatch.setattr(_federation.data, "load", lambda spec, n, seed: SimpleNamespace(x=drawn[n]))
+    with pytest.raises(
+        ValueError, match=r"samples must be fewer: digits draws .*, got samples=800 and test_samples=400"
+    ):
+        Utilities(Federation(), None).require(utility_of(Case(data="digits")), 0)
 
 
 def test_an_attack_without_a_score_is_not_the_best_one():

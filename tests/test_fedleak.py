@@ -210,7 +210,6 @@ def test_a_run_leaves_its_results_and_is_not_run_again(tmp_path, capsys, monkeyp
     assert again["cells"] == stored["cells"]
 
 
-@pytest.mark.slow
 def test_what_stands_beside_a_mean_over_rounds_is_of_the_same_rounds():
     job = Job(Case(), Training(rounds=2))
     rounds = (job, replace(job, training=Training(rounds=4)), replace(job, kind="labels"))
@@ -221,6 +220,7 @@ def test_what_stands_beside_a_mean_over_rounds_is_of_the_same_rounds():
     assert fedleak._beside(Cell("a/b", None, "dB", rounds[::2]), [of_seed[::2] for of_seed in scores]) == {"psnr": 20.0}
 
 
+@pytest.mark.slow
 def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, capsys):
     small = {name: replace(case, data="digits", model="mlp") for name, case in demo.ATTACKS.items()}
     monkeypatch.setattr(demo, "ATTACKS", {name: small[name] for name in ("FedLeak", "iDLG")})

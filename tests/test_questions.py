@@ -29,7 +29,7 @@ from jaxleak.audit._verdict.questions import (
     one_by_one,
     without_weight,
 )
-from jaxleak.audit._verdict.verdict import ALONE, decide
+from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, decide
 
 SHAPE = (8, 8, 1)
 #: All images of an answer.
@@ -233,6 +233,45 @@ def test_a_few_open_directions_are_drawn_out(side, found):
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert not other.undetermined.any()
     assert drawn_out(case, answer, other).tolist() == [found, found]
+
+
+def test_what_a_search_has_not_yet_brought_back_is_not_open():
+    """Four rows of thirty numbers are told by the update, and three hundred steps do not bring all of them back."""
+    model = models.classifier(nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(64), nn.tanh, nn.Dense(2)]), image_shape=(1, 1, 30))  # fmt: skip
+    for seed in range(3):
+        x = np.asarray(reference.uniform(4, 1, 1, 30, seed=seed))
+        case, answer = case_at(model, x, [0, 1, 0, 1])
+        other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
+        assert not drawn_out(case, answer, other).any()
+
+
+def test_noise_on_the_update_opens_no_image():
+    x = np.asarray(reference.uniform(4, *SHAPE, seed=1))
+    case, answer = case_at(_Pixelwise(nn.tanh), x, [0, 1, 2, 3])
+    seen = case.observation
+    noise = jax.tree.map(lambda leaf: 0.03 * jnp.std(leaf) * jax.random.normal(jax.random.key(leaf.size), leaf.shape), seen.payload)  # fmt: skip
+    case = case._replace(observation=seen._replace(payload=jax.tree.map(jnp.add, seen.payload, noise)))
+    other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
+    assert not other.undetermined.any()
+    assert not drawn_out(case, answer, other).any()
+
+
+def test_directions_that_the_first_search_hides_are_drawn_out():
+    """One half of the image against the other: of white noise that is little, and the rest of it comes back."""
+    half = jnp.where(jnp.arange(8)[:, None, None] < 4, 1.0, -1.0)
+    level = _Pixelwise(lambda x: x - half * jnp.mean(half * x, axis=(1, 2, 3), keepdims=True))
+    case, answer = case_at(level, 0.3 + 0.4 * images(2), [0, 1])
+    other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
+    assert (other.similarity > AGREE_ABOVE).all()
+    assert drawn_out(case, answer, other).all()
+
+
+def test_a_number_counts_as_read_where_one_noisy_copy_reads_it():
+    x = np.full((1, *SHAPE), 0.5, np.float32)
+    case, answer = case_at(_Pixelwise(lambda x: nn.relu(x - 0.6)), x, [0])
+    found = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key, iterations=1)
+    # A pixel of 0.5 exceeds 0.6 in 31 % of noisy copies, and in none of three with a probability of 33 %.
+    assert found.unread[0] == pytest.approx(0.33, abs=0.15)
 
 
 def test_images_of_two_classes_may_be_one_where_the_loss_is_not_known(monkeypatch):

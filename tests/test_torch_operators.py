@@ -101,6 +101,7 @@ CASES = [
     ("div", (X, Y), {"rounding_mode": "trunc"}),
     ("clamp", (X, -1.0, 1.5), {}),
     ("clamp", (X, None, 0.5), {}),
+    ("clamp", (X, 1.0, 0.5), {}),
     ("clamp", (X, CHANNELS.reshape(4, 1, 1), None), {}),
     ("clip", (X, -0.5), {}),
     ("clamp_min", (X, 0.3), {}),
@@ -405,11 +406,23 @@ def test_every_operator_is_compared():
         lambda x: torch.nn.functional.prelu(x, torch.full((3,), 0.3)),
         torch.relu,
         torch.nn.functional.hardswish,
+        torch.nn.functional.hardtanh,
         lambda x: x.clamp(0.0, 1.0),
         lambda x: x.clamp(min=0.0),
         lambda x: x.clamp_max(1.0),
     ],
-    ids=["leaky_relu", "relu6", "hardtanh", "prelu", "relu", "hardswish", "clamp", "clamp_min", "clamp_max"],
+    ids=[
+        "leaky_relu",
+        "relu6",
+        "hardtanh",
+        "prelu",
+        "relu",
+        "hardswish",
+        "hardtanh_1",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+    ],
 )
 def test_derivatives_at_zero_are_those_of_pytorch(function):
     class Net(torch.nn.Module):

@@ -129,21 +129,23 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
 
 
 @pytest.mark.parametrize(
-    ("shape", "off", "measure"),
+    ("shape", "off", "said"),
     [
-        ((8, 8, 1), 0.5, "an SSIM above 0.8"),
-        ((1, 9, 1), 0.2, "a similarity (1 minus the largest difference) above 0.9"),
+        ((8, 8, 1), 0.5, "images that the best attack found are the client's (an SSIM above 0.8)"),
+        (
+            (1, 9, 1), 0.05,
+            "rows that the best attack found are the client's "
+            "(a similarity (1 minus the largest difference) above 0.99)",
+        ),
     ],
-)
-def test_images_without_a_certificate_that_the_truth_has_are_said_first(shape, off, measure):
+)  # fmt: skip
+def test_images_without_a_certificate_that_the_truth_has_are_said_first(shape, off, said):
     x = 0.8 * np.random.default_rng(0).random((2, *shape))
     found = x.copy()
     found[1] += off * np.random.default_rng(1).choice([0, 1], shape)
     answer = Answer("fedleak_400", found, np.array([1, 2]), 0.0, 0.0, agreement=np.zeros(2))
-    (said,) = recognised_by_truth(answer, scores((x, None), answer)[0])
-    assert said.startswith(
-        f"The truth says otherwise: 1 of 2 images of the best attack are the client's, by {measure}."
-    )
+    (first,) = recognised_by_truth(answer, scores((x, None), answer)[0])
+    assert first.startswith(f"The truth says otherwise: 1 of the 2 {said}.")
     assert recognised_by_truth(answer, {}) == ()
     other = answer._replace(x=np.random.default_rng(2).random((2, *shape)))
     assert recognised_by_truth(other, scores((x, None), other)[0]) == ()

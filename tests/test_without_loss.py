@@ -123,8 +123,9 @@ def test_images_whose_brightness_is_open_are_certified_but_for_it():
     outcome, reasons = decide([], Labels.none(OUTPUTS), shown, [], [])
     assert outcome == "leaks"
     tones = (
-        "apart from copies of 1 in other tones, whose brightness, contrast or colour, of all or of parts, is not known"
+        "apart from copies of 1 in other tones, whose brightness, contrast or colour is not known, in the whole image"
     )
+    tones += " or in parts"
     assert f"update {tones}, and" in reasons[0]
     _, reasons = decide([], Labels.none(OUTPUTS), shown._replace(toned=np.zeros(2, bool)), [], [])
     assert "tones" not in reasons[0]

@@ -41,8 +41,8 @@ BESIDE_COLUMNS["records"] = lambda row: (
 )
 _READING = (
     "Accuracies are shares of the labels, and errors mean squared errors per feature on the scale of the encoding, of "
-    "the samples that took part. Own features alone are what the attacker could say without any gradient. Of two "
-    "classes, an accuracy far below a half tells as much as one above: the names are exchanged. A missing "
+    "the samples that took part. Own features alone are what the attacker could say without any gradient. With "
+    "two classes, an accuracy far below a half leaks as much as one above it: swap the two answers. A missing "
     "number is 0, the column's least value, in training; --missing says whether errors of features count it."
 )
 

@@ -113,7 +113,7 @@ def rival(
     )
     nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
     other, began = np.asarray(of_other.x), np.asarray(begun)
-    # A network that cuts off what is beyond its bounds may leave a number unread that stands at one of them.
+    # A number at 0 or 1 may have no gradient because the network clips there: only those within (0, 1) are counted.
     within = np.asarray(jnp.any((nearby > 0) & (nearby < 1), axis=0))
     pixels = tuple(range(1, other.ndim))
     unread = np.sum(within & ~np.asarray(of_other.read), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)

@@ -38,8 +38,8 @@ from jaxleak.models import Classifier
 
 #: What stands first where the truth has images that no certificate has; the verdict is reached without it.
 _RECOGNISED = (
-    "The truth says otherwise: {} of {} images of the best attack are the client's, by {} above {:g}. The verdict is "
-    "that of an attacker, who has no truth and no certificate for them."
+    "The truth says otherwise: {} of the {} {} that the best attack found are the client's ({} above {:g}). The "
+    "verdict is that of an attacker, who has no truth and no certificate for them."
 )
 #: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
@@ -49,6 +49,8 @@ _CONTRADICTED = (
 _WRONG = 0.5
 #: The same for rows of tables, which are alike by 1 minus their largest difference.
 _WRONG_ROW = 0.9
+#: The similarity from which on a row is the client's: within 0.1, the means of skewed columns are near many rows.
+_RIGHT_ROW = 0.99
 #: The same of images that are the solution of equations, and how far a pixel may be off by rounding.
 _NOT_THE_SOLUTION = (
     "The truth is not the solution of the equations: {} of {} images differ by up to {:.2f} in a pixel (lowest {} "
@@ -171,11 +173,11 @@ def recognised_by_truth(best: Answer, numbers: dict[str, Any]) -> tuple[str, ...
         best: the answer that `best_of` chose.
         numbers: metrics of the answer.
     """
-    each, limit = numbers.get("ssim_each"), RECOGNISED_ABOVE
+    each, limit, what = numbers.get("ssim_each"), RECOGNISED_ABOVE, "images"
     if each is None:
-        each, limit = numbers.get("similarity_each", ()), _WRONG_ROW
+        each, limit, what = numbers.get("similarity_each", ()), _RIGHT_ROW, "rows"
     count = sum(similarity > limit for similarity in each)
-    return (_RECOGNISED.format(count, len(best.x), best.measure, limit),) if count else ()
+    return (_RECOGNISED.format(count, len(best.x), what, best.measure, limit),) if count else ()
 
 
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:

@@ -334,8 +334,10 @@ def decide(
         whose = _COMPARED.get(best.kind, "the answer's gradient")
         if best.toned is not None and (best.toned & best.shown).any():
             count = (best.toned & best.shown).sum()
-            alone += f" apart from copies of {count} in other tones, whose brightness, contrast or colour, of all or of"
-            alone += " parts, is not known"
+            alone += (
+                f" apart from copies of {count} in other tones, whose brightness, contrast or colour is not known, in"
+            )
+            alone += " the whole image or in parts"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
         # Samples of one class may have proportional gradients in a layer, whose sum is that of a blend of them.

@@ -72,6 +72,7 @@ def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Array:
 @register("clamp", "clip", "clamp_min")
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     """x within bounds, at which its derivative is 1."""
+    low = low if low is None or high is None else jnp.minimum(low, high)
     # Both comparisons are of x itself, so that the smooth form of the two kinks is found.
     raised = x if low is None else jnp.where(x < low, low, x)
     return raised if high is None else jnp.where(x > high, high, raised)
@@ -86,7 +87,7 @@ def round_to(x: Array, *, decimals: int = 0) -> Array:
 @register("hardtanh")
 def hardtanh(x: Array, low: float = -1.0, high: float = 1.0) -> Array:
     """x within bounds, at which its derivative is 0: behind zero biases, black pixels stand at a bound of 0."""
-    return jnp.clip(x, low, high) if low else jax.nn.relu(x) - jax.nn.relu(x - high)
+    return jnp.where(x >= high, high, jnp.where(x <= low, low, x))
 
 
 OPERATORS["relu6"] = lambda x: hardtanh(x, 0.0, 6.0)

@@ -25,7 +25,8 @@ def about_run(case: SplitCase, seed: int) -> str:
     problem, table = split_problem(case, seed), whole_table(case.data)
     said = [about_records(case)]
     if constant := sorted({*range(table.num_features)} - {int(column) for own in problem.columns for column in own}):
-        which = f" ({', '.join(table.names[column] for column in constant[:_NAMED])})" if table.names else ""
+        named = [table.names[column] for column in constant[:_NAMED]] if table.names else []
+        which = f" ({', '.join(named)}{', ...' if len(constant) > _NAMED else ''})" if named else ""
         said.append(
             f"{len(constant)} of its columns {'is' if len(constant) == 1 else 'are'} constant or empty in the shadow "
             f"records and left out{which}."

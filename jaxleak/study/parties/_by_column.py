@@ -23,9 +23,9 @@ _HEADER = {
 }
 _READING = (
     "The share of a column's variance that an attack explains: 1 if every value is right, and 0 or less if the answer "
-    "is no better than the column's mean. It is of the first seed. Behind a defense it is the larger one of the attack "
-    "that knows the defense and the one that does not. All features of a column of categories count together. Columns "
-    "that the attacker holds are its own."
+    "is no better than the column's mean. Values are from the first seed. Behind a defense it is the larger one of the "
+    "attack that knows the defense and the one that does not. All features of a column of categories count together. "
+    "'own' marks a column that the attacker itself holds, and '-' one without variance."
 )
 
 
