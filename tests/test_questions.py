@@ -237,7 +237,8 @@ def test_a_few_open_directions_are_drawn_out(side, found):
 
 def test_what_a_search_has_not_yet_brought_back_is_not_open():
     """Four rows of thirty numbers are told by the update, and three hundred steps do not bring all of them back."""
-    model = models.classifier(nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(64), nn.tanh, nn.Dense(2)]), image_shape=(1, 1, 30))  # fmt: skip
+    net = nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(64), nn.tanh, nn.Dense(2)])
+    model = models.classifier(net, image_shape=(1, 1, 30))
     for seed in range(3):
         x = np.asarray(reference.uniform(4, 1, 1, 30, seed=seed))
         case, answer = case_at(model, x, [0, 1, 0, 1])
@@ -249,8 +250,11 @@ def test_noise_on_the_update_opens_no_image():
     x = np.asarray(reference.uniform(4, *SHAPE, seed=1))
     case, answer = case_at(_Pixelwise(nn.tanh), x, [0, 1, 2, 3])
     seen = case.observation
-    noise = jax.tree.map(lambda leaf: 0.03 * jnp.std(leaf) * jax.random.normal(jax.random.key(leaf.size), leaf.shape), seen.payload)  # fmt: skip
-    case = case._replace(observation=seen._replace(payload=jax.tree.map(jnp.add, seen.payload, noise)))
+
+    def noisy(leaf):
+        return leaf + 0.03 * jnp.std(leaf) * jax.random.normal(jax.random.key(leaf.size), leaf.shape)
+
+    case = case._replace(observation=seen._replace(payload=jax.tree.map(noisy, seen.payload)))
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert not other.undetermined.any()
     assert not drawn_out(case, answer, other).any()

@@ -165,8 +165,8 @@ def drawn_out(case: Case, answer: Answer, other: Rival) -> np.ndarray:
     Noise lies for the most part in directions that the update tells, and a search brings these back: where the update
     leaves a few directions open, such as the means of patches, it ends near the answer, and what is left of the noise
     are these. So that is made as large as the noise was, and the search begins again. An open direction stays as it is
-    then, and costs no misfit, where another one is on its way back after all steps. Other tones do not count, of which an answer is asked by
-    itself.
+    then, and costs no misfit, where another one is on its way back after all steps. Other tones do not count, of which
+    an answer is asked by itself.
 
     Args:
         case: the audited update.
