@@ -232,7 +232,7 @@ def test_a_few_open_directions_are_drawn_out(side, found):
     case, answer = case_at(_Pixelwise(of_side), 0.4 + 0.2 * images(2), [0, 1])
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert not other.undetermined.any()
-    assert drawn_out(case, answer, other).tolist() == [found, found]
+    assert drawn_out(case, answer, other, ALL).tolist() == [found, found]
 
 
 def test_what_a_search_has_not_yet_brought_back_is_not_open():
@@ -243,7 +243,7 @@ def test_what_a_search_has_not_yet_brought_back_is_not_open():
         x = np.asarray(reference.uniform(4, 1, 1, 30, seed=seed))
         case, answer = case_at(model, x, [0, 1, 0, 1])
         other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
-        assert not drawn_out(case, answer, other).any()
+        assert not drawn_out(case, answer, other, np.ones(4, bool)).any()
 
 
 def test_noise_on_the_update_opens_no_image():
@@ -257,7 +257,7 @@ def test_noise_on_the_update_opens_no_image():
     case = case._replace(observation=seen._replace(payload=jax.tree.map(noisy, seen.payload)))
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert not other.undetermined.any()
-    assert not drawn_out(case, answer, other).any()
+    assert not drawn_out(case, answer, other, np.ones(4, bool)).any()
 
 
 def test_directions_that_the_first_search_hides_are_drawn_out():
@@ -267,7 +267,9 @@ def test_directions_that_the_first_search_hides_are_drawn_out():
     case, answer = case_at(level, 0.3 + 0.4 * images(2), [0, 1])
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert (other.similarity > AGREE_ABOVE).all()
-    assert drawn_out(case, answer, other).all()
+    assert drawn_out(case, answer, other, ALL).all()
+    assert drawn_out(case, answer, other, np.array([True, False])).tolist() == [True, False]
+    assert not drawn_out(case, answer, other, ~ALL).any()
 
 
 def test_a_number_counts_as_read_where_one_noisy_copy_reads_it():

@@ -11,6 +11,8 @@ from jaxleak import Batch, Observation, audit, metrics, models, protocols
 from jaxleak._tree import named_leaves, norm
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks.labels import Labels
+from jaxleak.audit._received import Received
+from jaxleak.audit._rival import rival_from
 from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.judgement import told
 from jaxleak.audit._verdict.questions import blended
@@ -136,6 +138,17 @@ def test_a_rival_may_start_at_given_images(averaged):
     begun = audit.rival(share, seen, x, y, key=jax.random.key(0), start=2 * blended(x), iterations=1)
     np.testing.assert_allclose(begun.x, np.clip(2 * (0.6 * x + 0.4 * x[::-1]), 0, 1), atol=0.021)  # a step of the rate
     np.testing.assert_allclose(begun.start_similarity, metrics.ssim(np.clip(2 * blended(x), 0, 1), x), rtol=1e-5)
+
+
+def test_a_second_search_asks_nothing_of_the_answer_again(averaged, rival):
+    share, seen, x, y = averaged
+    start = 2 * blended(x)
+    again = rival_from(start, rival, Received(share), seen, x, y, iterations=20)
+    whole = audit.rival(share, seen, x, y, key=jax.random.key(0), start=start, iterations=20)
+    for name in ("x", "misfit", "similarity", "start_similarity"):
+        np.testing.assert_allclose(getattr(again, name), getattr(whole, name), rtol=1e-4, atol=1e-5)
+    for name in ("answer_misfit", "answer_parts", "part_norms", "unread"):
+        assert getattr(again, name) is getattr(rival, name)
 
 
 def test_images_with_a_rival_have_no_certificate():

@@ -128,7 +128,6 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
 def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, remainder):
     """Each of the questions finds another image open, and none is asked of images that are open already."""
     places, masks, noises = np.arange(8), [], []
-    rivals = iter([places == 0, places == 1])
     drawn = SimpleNamespace(off={}, of=lambda names: 0.1)
 
     def asked(place):
@@ -141,8 +140,9 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
         "best_restart": lambda starts: SimpleNamespace(x=np.zeros((8, 1)), y=np.zeros(8)),
         "agreement": lambda starts: SimpleNamespace(value=np.ones(8)),
         "graded": lambda case, name, x, y, **_: Answer(name, pictures(8), y, 0.1, 1e-9, agreement=np.ones(8)),
-        "rival_of": lambda *_: SimpleNamespace(undetermined=next(rivals), answer_misfit=remainder),
-        "drawn_out": lambda case, answer, other: places == 6,
+        "rival_of": lambda *_: SimpleNamespace(undetermined=places == 0, answer_misfit=remainder),
+        "of_blends": lambda *_: places == 1,
+        "drawn_out": asked(6),
         "of_open_pixels": asked(7),
         "indistinct_of": asked(2),
         "without_weight": lambda case, answer: places == 3,
@@ -160,8 +160,9 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
     assert np.flatnonzero(found.undetermined).tolist() == open_ones
     assert np.flatnonzero(found.shown).tolist() == [place for place in places if place not in open_ones]
     assert np.flatnonzero(found.toned).tolist() == [5]
-    # Two images that may be one, the pixels, turned copies, and tones: each is asked of those that are left.
-    assert [mask.count(False) for mask in masks] == [len(open_ones) - lacking for lacking in (4, 2, 1, 0)]
+    # The second search, two images that may be one, the pixels, turned copies, and tones: each is asked of those that
+    # are left.
+    assert [mask.count(False) for mask in masks] == [1, *(len(open_ones) - lacking for lacking in (4, 2, 1, 0))]
     assert (found.remainder, found.noise) == (remainder, 0.1)
     assert noises == [None if remainder < 0.05 else drawn]  # noise that is not there as stated explains nothing
 

@@ -112,8 +112,8 @@ def rival(
         for images in (jnp.asarray(answer), begun)
     )
     nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
-    other, began = np.asarray(of_other.x), np.asarray(begun)
-    # A number at 0 or 1 may have no gradient because the network clips there: only those within (0, 1) are counted.
+    other = np.asarray(of_other.x)
+    # The network may clip at 0 and 1, where no number has a gradient. Only numbers within (0, 1) are counted.
     within = np.asarray(jnp.any((nearby > 0) & (nearby < 1), axis=0))
     pixels = tuple(range(1, other.ndim))
     unread = np.sum(within & ~np.asarray(of_other.read), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)
@@ -121,5 +121,39 @@ def rival(
         other, float(of_other.after.misfit), float(nearest.misfit),
         {name: float(value) for name, value in nearest.parts.items()},
         {name: float(value) for name, value in nearest.norms.items()},
-        similarity(other, answer), similarity(began, answer), unread,
+        similarity(other, answer), similarity(np.asarray(begun), answer), unread,
+    )  # fmt: skip
+
+
+def rival_from(
+    start: np.ndarray,
+    first: Rival,
+    received: Received,
+    observation: Observation,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    iterations: int = 300,
+) -> Rival:
+    """Search for other images again, from another start than the first search had.
+
+    The first search has told how well the answer explains the update, and which of its numbers are read. Both are kept.
+
+    Args:
+        start: (N, H, W, C) images at which the search begins, clipped to [0, 1].
+        first: what `rival` found for the same answer.
+        received: how an update is computed and compared, as in the first search.
+        observation: params and payload of the round.
+        x: (N, H, W, C) the answer.
+        y: (N,) int32, the labels of the answer.
+        iterations: > 0, how many steps of Adam the descent has.
+    """
+    answer, begun, places = np.clip(np.asarray(x, np.float32), 0, 1), jnp.clip(start, 0, 1), jnp.arange(len(x))
+    labels, bounds = jnp.asarray(y, jnp.int32), jnp.array((0.0, 1.0))
+    unasked = jnp.broadcast_to(begun, (LOOKS, *begun.shape))
+    found = descend(received, observation, begun, places, labels, bounds, iterations, unasked)
+    other = np.asarray(found.x)
+    return first._replace(
+        x=other, misfit=float(found.after.misfit), similarity=similarity(other, answer),
+        start_similarity=similarity(np.asarray(begun), answer),
     )  # fmt: skip

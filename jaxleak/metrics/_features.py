@@ -54,10 +54,7 @@ def feature_r2(
         ValueError: as `feature_mse`, or if no column varies.
     """
     truth, estimate, counts = _columns(truth, estimate, samples, entries)
-    # The mean of equal numbers differs from them by rounding.
-    highest = np.max(truth, axis=0, where=counts, initial=-np.inf)
-    varies = highest > np.min(truth, axis=0, where=counts, initial=np.inf)
-    spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts & varies)
+    spread = np.sum((truth - _means(truth, counts)) ** 2, where=counts & varying(truth, counts))
     if spread == 0:
         raise ValueError(
             f"truth must vary over the {len(truth)} samples that count: constant columns have no variance to explain"
@@ -78,6 +75,15 @@ def feature_variance(truth: ArrayLike, samples: ArrayLike | None = None, *, entr
     """
     table, _, counts = _columns(truth, truth, samples, entries)
     return float(np.mean((table - _means(table, counts)) ** 2, where=counts))
+
+
+def varying(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(d,) bool: columns of a table (N, d) whose entries that count (N, d) are not all equal.
+
+    The largest and the smallest entry are compared, because the mean of equal numbers differs from them by rounding.
+    """
+    highest = np.max(table, axis=0, where=counts, initial=-np.inf)
+    return np.asarray(highest > np.min(table, axis=0, where=counts, initial=np.inf))
 
 
 def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from jaxleak.audit._descent import explains_as_well
 from jaxleak.audit._indistinct import indistinct, nearest_pairs
 from jaxleak.audit._random_streams import Stream
 from jaxleak.audit._received import Received, compiled, misfit
-from jaxleak.audit._rival import Rival, rival
+from jaxleak.audit._rival import Rival, rival, rival_from
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
@@ -151,38 +151,53 @@ def blended(x: np.ndarray) -> np.ndarray:
     return (1 - _BLENDED) * x + _BLENDED * np.roll(x, 1, axis=0)
 
 
-def rival_of(case: Case, answer: Answer, start: np.ndarray | None = None, **options: Any) -> Rival:
-    """Other images with the update of an answer, from noise or a start, and what images near the answer leave."""
+def rival_of(case: Case, answer: Answer, **options: Any) -> Rival:
+    """Other images that have the update of an answer, and how much of the update images near the answer leave."""
     return rival(
-        case.received.share, case.observation, answer.x, answer.y, key=case.key, start=start,
+        case.received.share, case.observation, answer.x, answer.y, key=case.key,
         skip_zeros=case.received.in_part, undone=case.received.undone, **options,
     )  # fmt: skip
 
 
-def drawn_out(case: Case, answer: Answer, other: Rival) -> np.ndarray:
-    """(B,) bool: images for which another one explains the update, where the first search came back least.
-
-    Noise lies for the most part in directions that the update tells, and a search brings these back: where the update
-    leaves a few directions open, such as the means of patches, it ends near the answer, and what is left of the noise
-    are these. So that is made as large as the noise was, and the search begins again. An open direction stays as it is
-    then, and costs no misfit, where another one is on its way back after all steps. Other tones do not count, of which
-    an answer is asked by itself.
+def of_blends(case: Case, answer: Answer, other: Rival) -> np.ndarray:
+    """(B,) bool: images for which a search that begins at blends of the answer finds another one.
 
     Args:
         case: the audited update.
         answer: the answer.
         other: what the first search has found.
     """
+    return rival_from(blended(answer.x), other, case.received, case.observation, answer.x, answer.y).undetermined
+
+
+def drawn_out(case: Case, answer: Answer, other: Rival, asked: np.ndarray) -> np.ndarray:
+    """(B,) bool: images for which a second search, along what the first one left of its noise, finds another one.
+
+    The update determines an image in most directions, and the first search undoes the noise in all of these. If the
+    update leaves only a few directions open, such as the means of patches, the first search ends near the answer, and
+    what remains of the noise lies in the open directions. The second search therefore begins at the answer plus this
+    remainder, scaled to the size of the noise. In an open direction the difference stays, and the misfit does not grow.
+    In any other direction the search returns to the answer, or is still on its way there and has a larger misfit.
+    Changes of brightness and contrast are left out, because `toned_images` asks about these.
+
+    Args:
+        case: the audited update.
+        answer: the answer.
+        other: what the first search has found.
+        asked: (B,) bool, the images of which this is asked.
+    """
+    if not asked.any():
+        return np.zeros(len(answer.x), bool)
     x = np.clip(answer.x, 0, 1)
     left = _beyond_tones(other.x, x)
     size = np.sqrt(np.mean(left**2, axis=tuple(range(1, left.ndim)), keepdims=True))
     start = np.clip(x + left * (_NOISE / np.maximum(size, _NO_DIFFERENCE)), 0, 1)
-    again = rival_of(case, answer, start)
+    again = rival_from(start, other, case.received, case.observation, answer.x, answer.y)
     begun, ended = _beyond_tones(start, x), _beyond_tones(again.x, x)
     pixels = tuple(range(1, x.ndim))
     kept = np.sum(begun * ended, axis=pixels) > _KEPT * np.sum(begun**2, axis=pixels)
     explains = not again.misfit > math.hypot(again.answer_misfit, _ADDED)
-    return np.asarray(explains & kept & ~(similarity(x + ended, x) >= AGREE_ABOVE))
+    return np.asarray(explains & kept & asked & ~(similarity(x + ended, x) >= AGREE_ABOVE))
 
 
 def _beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -15,11 +15,11 @@ from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._verdict.case import Case, graded, misfits
 from jaxleak.audit._verdict.copies import toned_images, turned_images
 from jaxleak.audit._verdict.questions import (
-    blended,
     drawn_out,
     indistinct_of,
     left_below_head,
     left_by_noise,
+    of_blends,
     of_open_pixels,
     rival_of,
     without_weight,
@@ -104,10 +104,9 @@ def search(
         case.show(f"other images with the same update as {called(name)}", 0, 1, "")
         other = rival_of(case, answer)
         undetermined = other.undetermined
-        if (answer.shown & ~undetermined).any():
-            undetermined = undetermined | drawn_out(case, answer, other)
+        undetermined = undetermined | drawn_out(case, answer, other, answer.shown & ~undetermined)
         if case.unknowns and len(answer.x) > 1:
-            undetermined = undetermined | rival_of(case, answer, blended(answer.x)).undetermined
+            undetermined = undetermined | of_blends(case, answer, other)
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
         undetermined = undetermined | without_weight(case, answer)
         undetermined = undetermined | of_open_pixels(case, answer, answer.shown & ~undetermined)

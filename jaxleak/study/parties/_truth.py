@@ -9,6 +9,7 @@ import numpy as np
 from jaxleak import metrics
 from jaxleak._base import Observation
 from jaxleak.attacks import party_records
+from jaxleak.metrics._features import varying
 from jaxleak.study.parties._problem import ADVERSARY, SplitProblem
 
 
@@ -74,9 +75,8 @@ class Truth:
         others = [spans for party, spans in enumerate(self.problem.spans) if party != self.party]
         shares = []
         for features in np.split(np.arange(truth.shape[1]), np.cumsum(np.concatenate(others))[:-1]):
-            values, counts = (table[self.took_part][:, features] for table in (truth, known))
-            varies = any(np.ptp(own[that]) for own, that in zip(values.T, counts.T, strict=True) if that.any())
             both, entries = (truth[:, features], estimate[:, features]), known[:, features]
+            varies = varying(truth[self.took_part][:, features], known[self.took_part][:, features]).any()
             shares.append(metrics.feature_r2(*both, self.took_part, entries=entries) if varies else np.nan)
         return np.array(shares)
 

@@ -5,6 +5,7 @@ federation that an upload is taken from, with its defense. Weights are kept in f
 that they depend on, the samples themselves included: data that were replaced under the same name are trained on anew.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -217,6 +218,13 @@ def utility_of(case: Case) -> Utility:
     return Utility(Case(**{name: getattr(case, name) for name in names}))
 
 
+@functools.cache
+def _holds_attacked(spec: str, samples: int, seed: int) -> bool:
+    """Whether the first of many samples of a data set is the one that a draw of a single sample has."""
+    one, several = (data.load(spec, n, seed).x[0] for n in (1, samples))
+    return np.array_equal(one, several)
+
+
 class Utilities:
     """The trainings of one federation. Scores are `test_accuracy` and `train_accuracy` in [0, 1].
 
@@ -240,8 +248,7 @@ class Utilities:
         """Refuse a round that the training does not reach, and data whose attacked samples it would not hold."""
         f, spec = self.federation, job.case.data
         _validate.in_range(0, f.rounds, attacked_round=job.case.attacked_round)
-        one, all_ = (data.load(spec, n, seed).x for n in (1, f.samples + f.test_samples))
-        if not np.array_equal(one[0], all_[0]):
+        if not _holds_attacked(spec, f.samples + f.test_samples, seed):
             raise ValueError(
                 f"samples must be fewer: {spec} draws so many from other files than the attacked ones, which would not "
                 f"be among them, got samples={f.samples} and test_samples={f.test_samples}; mnist has 2,000 in its own "
