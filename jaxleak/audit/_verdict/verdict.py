@@ -387,7 +387,7 @@ def _proven(labels: Labels) -> str:
 
 def _granted(stated: tuple[str, ...]) -> str:
     """What a proof of labels rests on, where the client has stated these things of itself."""
-    without = "class weights" if "momentum" in stated else "class weights and momentum"
+    without = f"class weights{'' if 'momentum' in stated else ', momentum'} and weight decay"
     as_stated = (
         f", and the {' and the '.join(stated)} {'is' if len(stated) == 1 else 'are'} as stated" if stated else ""
     )

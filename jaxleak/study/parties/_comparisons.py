@@ -47,9 +47,11 @@ def comparisons(
     share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
     # Li et al. know one positive sample; this attacker takes the sample of which its own features make it surest.
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
+    # Every sample is scored, so that an attack must answer for each. Rows whose norms tie where the cut falls get the
+    # commoner label, and a row of zeros, which has no direction, counts as not of the anchor's class.
+    norm, commoner = party_records.norm_labels(gradients, share), int(share > 0.5)
     answers = {
-        "norm": party_records.norm_labels(gradients, share),
-        # A row of zeros has no direction. All samples are scored, and it counts as not of the anchor's class.
+        "norm": np.where(norm < 0, commoner, norm),
         "direction": _named(np.maximum(party_records.direction_labels(gradients, anchor), 0), share),
     }
     for name, answer in answers.items():
