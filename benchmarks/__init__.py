@@ -1,1 +1,1 @@
-"""Speed, as ratios measured side by side in one run: `make bench`."""
+"""Measure speed as ratios, side by side in one run: `make bench`."""

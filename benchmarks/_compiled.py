@@ -1,4 +1,4 @@
-"""Count what a call compiles: an eager step that compiles its loops at every call is slow for that reason alone."""
+"""Count what a call compiles, since an eager step that compiles its loops at every call is slow for that alone."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[float]]:
-    """Inside, a list of the seconds that each compilation took."""
+    """Give a list that gets the seconds of every compilation inside the block."""
     seconds: list[float] = []
     _counts.append(seconds)
     try:

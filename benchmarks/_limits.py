@@ -1,4 +1,4 @@
-"""How fast the machine could be: its measured rates, and the arithmetic of a step by plain sums of products."""
+"""How fast a step could be: the machine's measured rates, and the arithmetic of a step by plain sums of products."""
 
 import functools
 import time
@@ -13,15 +13,15 @@ from benchmarks import _quiet
 
 
 class Rates(NamedTuple):
-    """Of this machine, with all of its cores."""
+    """Rates of this machine with all of its cores."""
 
     matrix: float  # floating-point operations per second of a large float32 product of matrices
-    copy: float  # bytes per second read plus written by a copy of more than the caches hold
+    copy: float  # bytes per second, read plus written, of a copy that is larger than the caches
 
 
 @functools.cache
 def rates(size: int = 2048, megabytes: int = 256, repeats: int = 5) -> Rates:
-    """The best of a few repetitions, each begun on a quiet machine."""
+    """The machine's rates: the best of a few repetitions, each begun on a quiet machine."""
     source = jnp.zeros(megabytes * 2**20 // 4)
     copy = jax.jit(lambda x: x + 1)  # a plain copy could be elided
     return Rates(matrix_rate("float32", size, repeats), 2 * source.nbytes / _best(lambda: copy(source), repeats))
@@ -29,7 +29,7 @@ def rates(size: int = 2048, megabytes: int = 256, repeats: int = 5) -> Rates:
 
 @functools.cache
 def matrix_rate(precision: str, size: int = 2048, repeats: int = 5) -> float:
-    """Operations per second of a large product of matrices whose factors are rounded to this precision."""
+    """Operations per second of a large product of matrices with factors rounded to this precision."""
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
     return 2 * size**3 / _best(lambda: product(a, a), repeats)
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
 
 
 def conv(side: int, window: int, c_in: int, c_out: int, stride: int = 1) -> Layer:
-    """A convolution of a square image whose padding keeps the side at stride 1."""
+    """A convolution of a square image, with padding that keeps the side at stride 1."""
     out = -(-side // stride)
     weights = window**2 * c_in * c_out
     return Layer(side**2 * c_in, out**2 * c_out, weights, out**2 * weights)
@@ -91,23 +91,24 @@ def resnet(side: int, blocks: Sequence[int], classes: int, width: int = 64) -> l
 
 
 class Work(NamedTuple):
-    """What a computation by plain sums of products cannot avoid."""
+    """Arithmetic and transfers that a computation by plain sums of products cannot avoid."""
 
     flops: float
     bytes: float
 
     def seconds(self) -> float:
-        """The least time on this machine, arithmetic and transfers overlapping."""
+        """The least time on this machine if arithmetic and transfers overlap."""
         machine = rates()
         return max(self.flops / machine.matrix, self.bytes / machine.copy)
 
 
 def matching_step(layers: Sequence[Layer], batch: int) -> Work:
-    """The gradient, with respect to the batch, of a distance between gradients with respect to the weights.
+    """Work of a matching step: the gradient by the batch of a distance between gradients by the weights.
 
-    Per layer z = W x the gradient is three products (z, the gradients of W and of x), and its own derivative four: two
-    from the gradient of W, one each from that of x and from z; weights are constants there. The first layer's x is the
-    candidate, which the inner gradient does not need. Each product reads two arrays and writes the third once.
+    For each layer z = W x the gradient takes three products: z, and the gradients of W and of x. Its own derivative
+    takes four: two from the gradient of W, and one each from the gradient of x and from z, since the weights are
+    constants there. The first layer's x is the candidate, and the inner gradient needs no derivative by it. Each
+    product reads two arrays and writes the third once.
     """
     passes = [5, *[7] * (len(layers) - 1)]
     flops = sum(2 * n * batch * layer.products for n, layer in zip(passes, layers, strict=True))
@@ -116,18 +117,18 @@ def matching_step(layers: Sequence[Layer], batch: int) -> Work:
 
 
 def columns(work: Work) -> dict[str, float]:
-    """What the report needs for the fraction of the machine's rate."""
+    """Columns from which the report computes the fraction of the machine's rate."""
     machine = rates()
     return {"limit_seconds": work.seconds(), "matrix_rate": machine.matrix, "copy_rate": machine.copy}
 
 
 def temporary_megabytes(compiled: jax.stages.Compiled) -> float:
-    """What the program needs besides its arguments and results."""
+    """Memory in MB that the program needs besides its arguments and results."""
     return compiled.memory_analysis().temp_size_in_bytes / 1e6
 
 
 def xla_counts(compiled: jax.stages.Compiled, work: Work) -> dict[str, float]:
-    """XLA's own count of operations and of bytes over that by hand; the body of a loop counts once.
+    """XLA's own counts of operations and bytes, divided by the counts by hand; the body of a loop counts once.
 
     XLA adds up what every fused operation reads and writes, whether or not the caches hold it.
     """

@@ -1,8 +1,8 @@
 """Time a call only while nothing else loads the machine.
 
 Under load a comparison means nothing: PyTorch's threads wait for each other at every operation, and one busy core slows
-them down far more than XLA's. So every round waits until other processes are quiet, a round during which they were not
-is spoiled and does not count, and what could not be timed in quiet is marked as loaded.
+them down far more than XLA's. So every round waits until other processes are quiet. A round during which they were not
+is spoiled and does not count. An entry that could not be timed in quiet is marked as loaded.
 """
 
 import os
@@ -20,8 +20,8 @@ QUIET = 0.08
 #: Seconds that the machine must have been quiet before a round begins.
 WINDOW = 0.5
 
-#: Seconds of untimed calls before a timed one: threads that slept while the machine was watched wake up on one core,
-#: and it takes the kernel that long to spread them. A call that is much longer than that needs none.
+#: Seconds of untimed calls before a timed one. Threads that slept while the machine was watched wake up on one core,
+#: and the kernel takes this long to spread them. A call that takes much longer needs no such calls.
 WAKING = 0.2
 
 #: Seconds that a whole run of the benchmarks spends on waiting for quiet.
@@ -49,7 +49,7 @@ class Load:
 
 def _all_cpu_seconds() -> float:
     times = psutil.cpu_times()
-    # Guests are part of user time, and time stolen by other virtual machines is a load like any other.
+    # User time includes guests. Time stolen by other virtual machines is a load like any other.
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
@@ -59,10 +59,11 @@ def _own_cpu_seconds() -> float:
 
 
 def wait() -> Load:
-    """Return when the machine has been quiet for `WINDOW` seconds; after one window if the run's patience is used up.
+    """Wait until the machine has been quiet for `WINDOW` seconds, or for one window if the patience is used up.
 
     Returns:
-        The load from the beginning of that window, so that a round much shorter than the clock's ticks can be judged.
+        The load from the beginning of that window, so that even a round much shorter than the clock's ticks can be
+        judged.
     """
     global _waited
     while True:
@@ -74,14 +75,14 @@ def wait() -> Load:
 
 
 def first_call(benchmark, call: Callable):
-    """The call's result; its time, which includes compilation, is stored."""
+    """Make a first call and return its result; its seconds, compilation included, are stored."""
     result, benchmark.extra_info["first_call_seconds"] = timed_first_call(call)
     return result
 
 
 def timed_first_call(call: Callable) -> tuple:
-    """The call's result and its seconds, compilation included."""
-    # The reference that a test compares with may have compiled the same program.
+    """Make a first call; return its result and its seconds, compilation included."""
+    # The reference of a test may have compiled the same program already.
     jax.clear_caches()
     wait()
     start = time.perf_counter()
@@ -90,9 +91,9 @@ def timed_first_call(call: Callable) -> tuple:
 
 
 def in_turns(calls: dict[str, Callable], rounds: int) -> dict[str, tuple[list[float], list[bool]]]:
-    """Seconds of every call in `rounds` rounds, and which of them were spoiled; those come again, up to twice as many.
+    """Seconds of every call in `rounds` rounds, and which were spoiled; spoiled rounds are repeated, up to 2 `rounds`.
 
-    A machine's speed changes by the minute, here by a fifth. Calls that are compared take turns.
+    A machine's speed changes by the minute, here by a fifth, so calls that are compared take turns.
     """
     taken: dict[str, tuple[list[float], list[bool]]] = {name: ([], []) for name in calls}
     for _ in range(2 * rounds):
@@ -118,7 +119,7 @@ def _wake(call: Callable) -> None:
 def store(
     benchmark, seconds: list[float], spoiled: list[bool], *, group: str, name: str, per_call: int, **columns
 ) -> None:
-    """What `in_turns` measured, as the row of a test; the arguments after it are those of `measure`."""
+    """Store what `in_turns` measured as the row of a test; the other arguments are those of `measure`."""
     benchmark.group, benchmark.name = group, name
     benchmark.pedantic(lambda: None)
     if benchmark.stats is not None:  # None when timing is switched off
@@ -131,15 +132,15 @@ def store(
 def measure(
     benchmark, call: Callable, *, group: str, name: str, per_call: int = 1, rounds: int | None = None, **columns
 ) -> None:
-    """Time a call, after `first_call`; the report's median is that of the rounds that were not spoiled.
+    """Time a call, after `first_call`; the report has the median of the rounds that were not spoiled.
 
     Args:
         benchmark: pytest-benchmark's fixture.
-        call: what is timed, without arguments; waited for if it returns JAX arrays.
+        call: the function that is timed, without arguments; if it returns JAX arrays, they are waited for.
         group: the table.
         name: the row.
         per_call: iterations of an attack per call; the table shows seconds per iteration.
-        rounds: how often, not counting spoiled ones; default: for about two seconds, between 3 and 7 times.
+        rounds: number of rounds that are not spoiled; default: enough for about two seconds, between 3 and 7.
         **columns: further numbers of this row; `benchmarks.report` knows some by name, others become columns.
     """
     start = time.perf_counter()

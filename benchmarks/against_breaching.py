@@ -40,12 +40,13 @@ from jaxleak.study import RunFolder, default_out, run_command
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.files import read_json, write_json
 
-#: The most iterations of breaching's configuration; those of two trials whose difference tells its pace, as often.
+#: The most iterations, as in breaching's configuration; iterations of two trials with a difference that gives the pace;
+#: and how often they are repeated.
 _MOST, _SHORT, _LONG, _REPEATS = 24_000, 10, 90, 3
 #: Mean and standard deviation of CIFAR-10 by which breaching normalises its pixels.
 _MEAN, _DEVIATION = (0.4915, 0.4823, 0.4468), (0.2470, 0.2435, 0.2616)
 _SCORES = ("psnr", "ssim", "label_accuracy")
-#: How far the two libraries' distances may lie apart for one image, of distances up to 2.
+#: How far the two libraries' distances for one image may differ; distances go up to 2.
 _SAME = 1e-3
 
 
@@ -64,13 +65,14 @@ class Args:
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Run breaching on the files of the cases, and put its scores beside those of the audits.
+    """Run breaching on the files of the cases, and report its scores beside those of the audits.
 
     Returns:
         The metrics: `by_case`, and what they come to.
 
     Raises:
-        ValueError: on names that are no cases, or no audits in the folder.
+        ValueError: if a name is not a case, or if `audits` is not a run folder of `experiments.audited` or lacks a
+            case.
         ImportError: if breaching is missing.
     """
     names = [name for name, case in CASES.items() if case.in_torch and case.local_steps == 1]
@@ -102,7 +104,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """How many times as long breaching's iterations take, and in how many cases an audit has the higher score."""
+    """Ratios of breaching's to jaxleak's seconds per iteration, and in how many cases an audit has the higher score."""
     times = [row["breaching_seconds_per_iteration"] / row["jaxleak_seconds_per_iteration"] for row in rows]
     ahead = {score: sum(row[f"jaxleak_{score}"] > row[f"breaching_{score}"] for row in rows) for score in _SCORES[:2]}
     return {
@@ -127,7 +129,7 @@ def _audits_of(folder: Path) -> Audited:
 
 
 def _pace(client: "_Client", audits: Audited, row: dict[str, Any]) -> dict[str, float]:
-    """Seconds of an iteration in both libraries, and how many of breaching's fit into an audit."""
+    """Seconds of an iteration in both libraries, and how many iterations of breaching fit into an audit."""
     del row
     theirs = client.pace()
     ours, difference = client.jaxleak_pace()
@@ -156,7 +158,7 @@ def _scores(client: "_Client", audits: Audited, row: dict[str, Any]) -> dict[str
 
 
 class _Client:
-    """What both libraries are told of a client: its network and its update."""
+    """A client as both libraries see it: its network and its update."""
 
     def __init__(self, case: Case, files: Path, seed: int) -> None:
         import torch
@@ -182,7 +184,7 @@ class _Client:
             config = breaching.get_attack_config("invertinggradients", [f"optim.max_iterations={iterations}"])
         network = torch.nn.Sequential(_in_pixels(), self.net)
         attacker = breaching.attacks.prepare_attack(network, torch.nn.CrossEntropyLoss(), config)
-        # breaching takes statistics of the batch if nobody sends any, and evaluation mode otherwise.
+        # breaching uses the batch's statistics if the server sends none, and evaluation mode otherwise.
         buffers = None if self.case.batch_norm == "train" else list(self.net.buffers())
         metadata = SimpleNamespace(shape=(3, 32, 32), modality="vision", mean=_MEAN, std=_DEVIATION)
         parameters = [parameter.detach() for parameter in self.net.parameters()]
@@ -203,7 +205,7 @@ class _Client:
         return _in_pixels()(found["data"]).permute(0, 2, 3, 1).numpy(), found["labels"].numpy()
 
     def pace(self) -> float:
-        """Seconds of an iteration of breaching, without what comes before and after the loop."""
+        """Seconds of an iteration of breaching, without the time before and after the loop."""
         found = []
         for _ in range(_REPEATS):
             marks = [time.perf_counter()]
@@ -215,7 +217,7 @@ class _Client:
         return float(np.median(found))
 
     def jaxleak_pace(self) -> tuple[float, float]:
-        """Seconds of an iteration of jaxleak's Inverting Gradients, and how far the libraries' distances lie apart."""
+        """Seconds of an iteration of jaxleak's Inverting Gradients, and how far the libraries' distances differ."""
         model, variables = models.from_torch(self.net, image_shape=(32, 32, 3))
         share = protocols.ClientShare(model, batch_norm="train" if self.case.batch_norm == "train" else "eval")
         payload = {name: jnp.asarray(array) for name, array in self.update.items()}
@@ -231,7 +233,7 @@ class _Client:
         return float(np.median(np.diff(marks))) / chunk, self._difference(share, seen)
 
     def _difference(self, share: protocols.ClientShare, seen: Observation) -> float:
-        """How far the distances of the two libraries lie apart for random images with the labels of breaching."""
+        """How far the distances of the two libraries differ for random images with the labels of breaching."""
         import torch
 
         size = self.case.batch_size
@@ -247,7 +249,7 @@ class _Client:
 
 
 def _in_pixels() -> Any:
-    """A layer without parameters and buffers, which makes pixels in [0, 1] of those that breaching has normalised."""
+    """A layer without parameters and buffers that turns pixels normalised by breaching into pixels in [0, 1]."""
     import torch
 
     mean, deviation = (torch.tensor(values)[:, None, None] for values in (_MEAN, _DEVIATION))

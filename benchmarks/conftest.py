@@ -1,4 +1,4 @@
-"""The PyTorch code of the comparison, where PyTorch is installed; and what the timings depend on."""
+"""Fixtures with the PyTorch code of the comparison, if PyTorch is installed; and facts that timings depend on."""
 
 import importlib.metadata
 import importlib.util
@@ -11,17 +11,17 @@ from pathlib import Path
 import jax
 import pytest
 
-# Of the CPU's cores two make a device each where restarts are shared; everything else runs on the first device, whose
-# threads may use all cores.
+# The CPU counts as two devices, for tests in which devices share restarts. Everything else runs on the first device,
+# with threads that may use all cores.
 jax.config.update("jax_num_cpu_devices", 2)
 
 
-#: Written by `make bench` while it runs.
+#: Files that `make bench` writes while it runs, excluded from git's status.
 WRITTEN = (":!README.md", ":!results.json", ":!summary.json")
 
 
 def pytest_benchmark_update_machine_info(config, machine_info):
-    """Read by `benchmarks.report`; called when results are stored, after the tests."""
+    """Add facts about the machine for `benchmarks.report`; called when results are stored, after the tests."""
     del config
     versions, threads = {"Python": platform.python_version()}, {"cores": os.cpu_count()}
     versions |= {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
@@ -39,14 +39,14 @@ def pytest_benchmark_update_machine_info(config, machine_info):
 
 
 def _git(*arguments):
-    """What git answers; nothing outside a clone."""
+    """The answer of git; empty outside of a clone."""
     here = Path(__file__).parent
     return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture(scope="session")
 def peers():
-    """`benchmarks.peers`."""
+    """The module `benchmarks.peers`; the test is skipped without PyTorch."""
     pytest.importorskip("torch", reason="needs torch")
     from benchmarks import peers
 
@@ -55,6 +55,6 @@ def peers():
 
 @pytest.fixture(scope="session")
 def compiler():
-    """Without one, torch.compile cannot run on CPU."""
+    """Skip a test if there is no C++ compiler, which torch.compile needs on CPU."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("torch.compile needs a C++ compiler")

@@ -13,7 +13,7 @@ from jaxleak.study.plots import save_figure, subplots
 
 FIGURE = FOLDER.parent / "docs" / "figures" / "speed.png"
 
-#: Where PyTorch was timed, by the group's first words: what a reader of the figure calls the step.
+#: Steps that were timed in PyTorch as well: the first words of the group, and the label in the figure.
 STEPS = {
     "CAFE iteration, N = 800": "CAFE, 40 of 800 images",
     "Inverting Gradients, one step, ConvNet": "Inverting Gradients,\nConvNet, 8 images",
@@ -24,14 +24,14 @@ STEPS = {
 
 
 def draw(results: dict, path: Path = FIGURE) -> None:
-    """A bar chart of how many times PyTorch's best takes what jaxleak's fastest form takes on CPU, a row for each step.
+    """Draw a bar chart of PyTorch's best time over that of jaxleak's fastest form on CPU, with a bar for each step.
 
     Args:
         results: the content of results.json.
         path: PNG to write, with an SVG beside it.
 
     Raises:
-        ValueError: if a step has no entry of PyTorch's or none of jaxleak's.
+        ValueError: if a step has no entry of PyTorch or none of jaxleak.
     """
     names, ratios = [], []
     on_cpu = [e for e in results["benchmarks"] if results["runs"][e["run"]]["device"].startswith("cpu")]

@@ -1,7 +1,7 @@
-"""The attacks' steps in PyTorch, as a user would write them: what jaxleak is compared with.
+"""Steps of attacks in PyTorch, as a user would write them, with which jaxleak is compared.
 
-Weights and data are copied from JAX. Images enter as (..., H, W, C) and leave like that; inside they are PyTorch's
-(..., C, H, W). Feature maps are flattened in jaxleak's order, so that dense kernels need no permutation.
+Weights and data are copied from JAX. Images enter and leave as (..., H, W, C); inside they have PyTorch's layout (...,
+C, H, W). Feature maps are flattened in jaxleak's order, so that dense kernels need no permutation.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-# As many as XLA's.
+# As many threads as XLA has.
 torch.set_num_threads(os.cpu_count() or 1)
 
 Tensors = dict[str, torch.Tensor]
@@ -83,24 +83,24 @@ def resnet(blocks: Sequence[int]) -> Forward:
 
 
 def cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean over the batch, for soft labels."""
+    """Cross-entropy of soft labels, as a mean over the batch."""
     return -(y * torch.log_softmax(logits, dim=-1)).sum(dim=-1).mean()
 
 
 def squared_l2(observed: Tensors, simulated: Tensors) -> torch.Tensor:
-    """DLG's distance."""
+    """The distance of DLG: the sum of squared differences."""
     return sum(((simulated[name] - observed[name]) ** 2).sum() for name in observed)
 
 
 def cosine(observed: Tensors, simulated: Tensors) -> torch.Tensor:
-    """Inverting Gradients' distance."""
+    """The distance of Inverting Gradients: one minus the cosine."""
     dot = sum((observed[name] * simulated[name]).sum() for name in observed)
     norms = [sum((leaf**2).sum() for leaf in tree.values()).sqrt() for tree in (observed, simulated)]
     return 1 - dot / (norms[0] * norms[1])
 
 
 def mean_total_variation(x: torch.Tensor) -> torch.Tensor:
-    """Anisotropic, a mean over differences. (B, C, H, W)."""
+    """Anisotropic total variation of images (B, C, H, W), as a mean over differences."""
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
@@ -117,19 +117,19 @@ class Problem(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """What is optimised. With restarts both have a leading axis."""
+    """The variables that are optimised; with restarts both have a leading axis."""
 
     x: torch.Tensor  # (B, C, H, W)
-    y: torch.Tensor  # logits (B, C), or () where labels are given
+    y: torch.Tensor  # logits (B, C), or () if labels are given
 
 
 def candidate(x: Any, y: Any = ()) -> Candidate:
-    """From images (..., B, H, W, C), and logits or ()."""
+    """A candidate from images (..., B, H, W, C), and from logits or ()."""
     return Candidate(tensor(x).movedim(-1, -3).contiguous(), tensor(np.asarray(y, np.float32)))
 
 
 def images(c: Candidate) -> np.ndarray:
-    """Back to (..., B, H, W, C)."""
+    """The images of a candidate, (..., B, H, W, C)."""
     return c.x.detach().cpu().movedim(-3, -1).numpy()
 
 
@@ -146,7 +146,7 @@ def on_device(of: Any, device: str) -> Any:
 
 @contextlib.contextmanager
 def precision(*, exact: bool) -> Iterator[None]:
-    """Inside, products and convolutions on a GPU in float32, or with their factors rounded to TF32."""
+    """Inside the block, compute products and convolutions on a GPU in float32, or with factors rounded to TF32."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
     convolutions.allow_tf32 = products.allow_tf32 = not exact
@@ -199,7 +199,7 @@ def functional_step(problem: Problem) -> Step:
 
 
 def eager_restarts(problem: Problem) -> Step:
-    """Restarts one after the other."""
+    """A step of all restarts, one after the other."""
     step = eager_step(problem)
 
     def each(c: Candidate) -> Candidate:
@@ -210,17 +210,17 @@ def eager_restarts(problem: Problem) -> Step:
 
 
 def vmapped_restarts(problem: Problem) -> Step:
-    """Restarts at once."""
+    """A step of all restarts at once."""
     return torch.func.vmap(functional_step(problem))
 
 
 def compiled(step: Step) -> Step:
-    """Through TorchInductor, which needs a C++ compiler."""
+    """A step compiled by TorchInductor, which needs a C++ compiler."""
     return torch.compile(step, fullgraph=True)
 
 
 def descend(step: Step, c: Candidate, steps: int) -> Candidate:
-    """Several steps."""
+    """The candidate after several steps."""
     for _ in range(steps):
         c = step(c)
     return c

@@ -1,4 +1,4 @@
-"""One CAFE iteration (Algorithm 4 without thresholds) in eager PyTorch, the parties one after the other.
+"""One CAFE iteration (Algorithm 4 without thresholds) in eager PyTorch, with the parties one after the other.
 
 State and formulas are those of `jaxleak.attacks.cafe` with its default optimisers: SGD for V, Adam with moments and a
 step count per row for H, the data and the label logits.
@@ -38,7 +38,7 @@ def rows(table: Any) -> Rows:
 
 
 class State(NamedTuple):
-    """As `attacks.aggregated.CafeState`."""
+    """The attack's state, as in `attacks.aggregated.CafeState`."""
 
     V: torch.Tensor  # (N, P, d2)
     H: Rows  # (N, P, d1)
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 def party_weights(params: Any, parties: int) -> Tensors:
-    """Weights of `models.cafe_vertical` with a leaf per party wherever they have a party axis."""
+    """Weights of `models.cafe_vertical`, where every leaf with a party axis becomes one leaf per party."""
     shared = weights({"out": params["rest"]["Dense_0"]})
     for p in range(parties):
         one = {
@@ -69,7 +69,7 @@ def forward(params: Tensors, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
         z = x[:, p].movedim(-1, 1)
         for i in range(2):
             kernel, bias = params[f"{p}/extractor/kernel_{i}"], params[f"{p}/extractor/bias_{i}"]
-            # Windows cut off at the edge, as jaxleak's pooling has them.
+            # Windows are cut off at the edge, as in jaxleak's pooling.
             z = torch.relu(functional.max_pool2d(functional.conv2d(z, kernel, bias, padding=2), 2, ceil_mode=True))
         h = z.permute(0, 2, 3, 1).flatten(1)
         u = torch.relu(h @ params[f"{p}/first/kernel"] + params[f"{p}/first/bias"])
@@ -80,7 +80,7 @@ def forward(params: Tensors, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def truncated_tv(x: torch.Tensor, xi: float) -> torch.Tensor:
-    """The batch's mean total variation, or 0 while that of a tile is below xi. (B, P, h, w, 1)."""
+    """The mean total variation of a batch (B, P, h, w, 1), or 0 while the mean of a tile is below xi."""
     vertical, horizontal = x.diff(dim=-3).abs().sum(), x.diff(dim=-2).abs().sum()
     mean = (vertical + horizontal) / len(x)
     return mean if float(mean.detach()) / x.shape[1] >= xi else torch.zeros(())
@@ -93,10 +93,10 @@ def iteration(
 
     Args:
         params: see `party_weights`; every leaf requires gradients.
-        state: the attack's.
+        state: the attack's state.
         x: (N, P, h, w, 1), the private tiles.
         y: (N, C), one-hot.
-        index: (K,), the batch.
+        index: (K,), the batch's positions in the private set.
         settings: a row of NeurIPS 2021, Table 9: `attacks.aggregated.published_hyperparameters`.
     """
     names, leaves, parties = list(params), list(params.values()), x.shape[1]

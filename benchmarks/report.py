@@ -1,8 +1,8 @@
 """Run the benchmarks and write benchmarks/README.md and summary.json from the stored JSON: `make bench`.
 
 Arguments go to pytest. `python -m benchmarks.report -m ""` adds the sweeps over batch, image size, model and private
-set and the longest compilations; a file or `-k restarts` runs a part, whose tables take the place of those stored for
-the same device. `-m gpu` runs what is for accelerators only.
+set and the longest compilations; a file or `-k restarts` runs a part, and its tables replace those that are stored for
+the same device. `-m gpu` runs the benchmarks for accelerators only.
 """
 
 import json
@@ -19,19 +19,19 @@ from typing import Any
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 
-#: The steps of the summary tables, whose numbers the pages show.
+#: File with the steps of the summary tables; pages show its numbers.
 SUMMARY = FOLDER / "summary.json"
 
-#: Rounds that must have been timed on a quiet machine for an entry to count as such.
+#: Number of rounds that must have been timed on a quiet machine, or else an entry counts as loaded.
 QUIET_ROUNDS = 2
 
 #: Exit status of pytest when options leave no test of a file.
 NOTHING_SELECTED = 5
 
-#: Seconds spent compiling in a step that was run before; whoever reads such a row should know why.
+#: Column with the seconds spent on compiling in a step that had run before, which explains a slow row.
 COMPILING = "seconds of it compiling"
 
-#: What `benchmarks._quiet.measure` and `benchmarks._limits` store that is not a column by itself.
+#: Entries that `benchmarks._quiet.measure` and `benchmarks._limits` store and that are not columns themselves.
 KNOWN = {
     "base",
     "copy_rate",
@@ -69,8 +69,8 @@ step is compiled anew in every step, as columns of some tables say. `jax.disable
 def main() -> None:
     """Run pytest-benchmark file by file, and write the table after each, so that a stopped run leaves what it has.
 
-    A process per file: no file inherits the memory and the compiled programs of the one before it. This process starts
-    no JAX of its own, which on an accelerator would hold the memory that the benchmarks need.
+    Every file has its own process, so that it does not inherit memory and compiled programs from the file before. This
+    process does not start JAX, which would hold memory of an accelerator that the benchmarks need.
     """
     files = [Path(a) for a in sys.argv[1:] if a.endswith(".py")] or sorted(FOLDER.glob("test_*.py"))
     options = [a for a in sys.argv[1:] if not a.endswith(".py")]
@@ -86,7 +86,7 @@ def main() -> None:
             if not stored.exists() or not stored.stat().st_size:
                 continue
             run, entries = _part(json.loads(stored.read_text()))
-        if everything:  # the first file that was measured: what is stored of this device is all out of date
+        if everything:  # with the first file that was measured, all stored results of this device are out of date
             results, everything = _without(results, run["device"], None), False
         results = merged(results, run, entries)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def merged(results: dict, run: dict, entries: list[dict]) -> dict:
-    """Stored results with those of a new run, which take the place of their groups on the same device."""
+    """Stored results with those of a new run, which replace the same groups of the same device."""
     kept = _without(results, run["device"], {entry["group"] for entry in entries})
     number = next((i for i, r in enumerate(kept["runs"]) if r == run), len(kept["runs"]))
     runs = kept["runs"] if number < len(kept["runs"]) else [*kept["runs"], run]
@@ -105,7 +105,7 @@ def merged(results: dict, run: dict, entries: list[dict]) -> dict:
 
 
 def _without(results: dict, device: str, groups: set[str] | None) -> dict:
-    """Results less these groups of a device, or all of it, and less the runs that nothing is left of."""
+    """Results without these groups of a device (all if None), and without runs that have no entries left."""
     runs = results["runs"]
     kept = [
         e
@@ -120,7 +120,7 @@ def _without(results: dict, device: str, groups: set[str] | None) -> dict:
 
 
 def table(results: dict) -> str:
-    """Markdown with a section per device and in it one table per group."""
+    """Markdown with one section per device, and in each section one table per group."""
     runs, entries = results["runs"], results["benchmarks"]
     lines = [HEADER]
     for device, groups in _groups(results).items():
@@ -134,7 +134,7 @@ def table(results: dict) -> str:
             lines += [ANEW, ""]
         lines += [*_summary(groups), ""]
         for group, members in groups.items():
-            # Entries of a group are of one run: a part that is measured again replaces the whole group.
+            # All entries of a group are from one run, since a part that is measured again replaces the whole group.
             run = runs[members[0]["run"]]
             origin = _origin(run, members) + (f" {_environment(run)}" if len(own) > 1 else "")
             lines += [f"### {group}", "", origin, "", *_rows(members), ""]
@@ -153,10 +153,10 @@ def _groups(results: dict) -> dict[str, dict[str, list[dict]]]:
 def summary(results: dict) -> dict[str, Any]:
     """The steps of the summary tables as numbers.
 
-    A cell has the seconds of its forms, where they were timed, and those of the operations one by one that went into
-    compiling loops anew. It also has how many times as long as the fastest compiled form the operations one by one and
-    PyTorch's best take. `least` and `most` are over all cells that were not timed under load. The id of a cell is its
-    group in lower case with hyphens; groups of several devices have the device behind it.
+    A cell has the seconds of the forms that were timed, and how many seconds of op by op went into compiling loops
+    anew. It also has the ratios of op by op and of PyTorch's best to the fastest compiled form. `least` and `most` are
+    over all cells that were not timed under load. The id of a cell is its group in lower case with hyphens, followed by
+    the device if several devices have the group.
     """
     devices = _groups(results)
     times = Counter(group for groups in devices.values() for group in groups)
@@ -191,7 +191,7 @@ def _identity(text: str) -> str:
 
 
 def _compared(groups: Mapping[str, list[dict]]) -> dict[str, dict[str, Any]]:
-    """Of each group that compares with op by op or with PyTorch: the fastest compiled form and what is beside it."""
+    """For each group that compares with op by op or PyTorch: the fastest compiled form, and the others."""
     compared = {}
     for group, members in groups.items():
         eager, peer = _eager(members), _peer(members)
@@ -233,14 +233,14 @@ def _peer(entries: list[dict]) -> dict | None:
 
 
 def _environment(run: dict) -> str:
-    """Versions and numbers of threads."""
+    """Versions and numbers of threads of a run, as a sentence."""
     parts = [f"{name} {version}" for name, version in run["versions"].items()]
     parts += [f"{name}: {count}" for name, count in run["threads"].items()]
     return ", ".join(parts) + "." if parts else ""
 
 
 def _origin(run: dict, entries: list[dict]) -> str:
-    """When and on how fast a machine the entries of a group were measured."""
+    """When the entries of a group were measured, and how fast the machine was."""
     text = f"Measured {run['date']}{', commit ' + run['commit'] if run['commit'] else ''}."
     rates = next((e["extra_info"] for e in entries if "matrix_rate" in e["extra_info"]), None)
     if rates is not None:
@@ -278,12 +278,12 @@ def _rows(entries: list[dict]) -> list[str]:
 
 
 def seconds_of(entry: dict) -> float:
-    """Per iteration."""
+    """Median seconds per iteration of an entry."""
     return entry["stats"]["median"] / entry["extra_info"]["rounds_per_call"]
 
 
 def _ratio(a: dict | None, b: dict | None) -> str:
-    """Of the times of two entries; says so when one of them is not to be trusted."""
+    """The ratio of the times of two entries, marked if one of them was timed under load."""
     if a is None or b is None:
         return ""
     loaded = a["extra_info"].get("loaded") or b["extra_info"].get("loaded")
@@ -298,7 +298,7 @@ def _spread(entry: dict) -> str:
 
 
 def _part(results: dict) -> tuple[dict, list[dict]]:
-    """From pytest-benchmark's JSON: what `benchmarks.conftest` says of the machine, and the entries."""
+    """Read pytest-benchmark's JSON: the facts of `benchmarks.conftest` about the machine, and the entries."""
     info, cpu = dict(results["machine_info"]["jaxleak"]), results["machine_info"]["cpu"]
     info["device"] += f" ({cpu.get('brand_raw', 'unknown processor')}, {cpu.get('count')} cores)"
     info["date"] = results["datetime"][:10]
@@ -306,7 +306,7 @@ def _part(results: dict) -> tuple[dict, list[dict]]:
 
 
 def _entry(entry: dict) -> dict:
-    """Without the spoiled rounds, unless too few are left."""
+    """An entry without its spoiled rounds, unless too few are left."""
     info = dict(entry["extra_info"])
     seconds = [s for s, spoiled in zip(entry["stats"]["data"], info.pop("spoiled"), strict=True) if not spoiled]
     if len(seconds) < QUIET_ROUNDS:

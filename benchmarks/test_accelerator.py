@@ -2,12 +2,12 @@
 
     python -m benchmarks.report -m gpu benchmarks/test_accelerator.py
 
-All arrays are float32; what is varied is how the factors of products and convolutions are rounded. In float32 they are
-not. By default JAX takes what its compiler finds fastest, and PyTorch is allowed to round as well: to TF32 on NVIDIA's
-GPUs since Ampere, to bfloat16 on TPUs. Before a row in float32 is timed, its gradient must be that of another device or
-library: of PyTorch on the same GPU, or else of JAX on the CPU. How far a row's gradient is from it is a column. The
-peak is that of `JAXLEAK_PEAK_FLOPS`, in float32 and by default with a comma between, or without it the rate of a large
-matrix product measured in the same precision.
+All arrays are float32; the rows differ in how the factors of products and convolutions are rounded. In float32 they are
+not rounded. By default JAX takes what its compiler finds fastest, and PyTorch is allowed to round as well: to TF32 on
+NVIDIA's GPUs since Ampere, to bfloat16 on TPUs. Before a row in float32 is timed, its gradient must agree with that of
+PyTorch on the same GPU, or else of JAX on the CPU. A column says how far a row's gradient differs. `JAXLEAK_PEAK_FLOPS`
+gives the peaks in float32 and by default, separated by a comma. Without it the peak is the measured rate of a large
+matrix product in the same precision.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import pytest
 from benchmarks import _limits, _problems, test_cafe_step, test_inversion_step, test_restarts
 from benchmarks._quiet import first_call, measure
 
-#: Of JAX; the names are those of `jax.default_matmul_precision`.
+#: Precisions of JAX, with their names in `jax.default_matmul_precision`.
 PRECISIONS = {"products in float32": "float32", "products by default": "default"}
 TORCH = "PyTorch eager"
 #: Executor and precision of every row.
@@ -36,7 +36,7 @@ ROWS = (
     (TORCH, ROUNDED),
 )
 ITERATIONS, ROUNDS = 20, 5
-#: Of the gradient's norm; accelerators sum in another order, which flips a few ReLUs.
+#: Largest difference of gradients, as a share of the norm; accelerators sum in another order, which flips a few ReLUs.
 TOLERANCE = 2e-2
 
 pytestmark = [
@@ -48,7 +48,7 @@ pytestmark = [
 
 
 def columns(work: _limits.Work, precision: str) -> dict[str, float]:
-    """The time that the arithmetic would take at the peak."""
+    """Columns about the time that the arithmetic would take at the peak."""
     if given := os.environ.get("JAXLEAK_PEAK_FLOPS"):
         peak = dict(zip(PRECISIONS, map(float, given.split(",")), strict=True))[precision]
     else:
@@ -95,7 +95,7 @@ PROBLEMS: dict[str, tuple[Callable, float, Callable[[Any], Any], str]] = {
 
 @functools.cache
 def peers_on_gpu() -> Any:
-    """`benchmarks.peers`, or None where PyTorch is missing or sees no GPU."""
+    """The module `benchmarks.peers`, or None if PyTorch is missing or sees no GPU."""
     with contextlib.suppress(ImportError):
         from benchmarks import peers
 
@@ -106,7 +106,7 @@ def peers_on_gpu() -> Any:
 
 @functools.cache
 def torch_run(group: str) -> tuple[Callable[[int], Any], Any]:
-    """A function from a number of steps to the candidate after them, waited for, and the candidate before them."""
+    """A function that makes a number of steps and waits for the candidate; and the candidate before them."""
     build, rate, network, how = PROBLEMS[group]
     peers, (problem, _) = peers_on_gpu(), build()
     theirs = peers.on_device(_problems.torch_problem(peers, problem, network(peers), rate), "cuda")
@@ -128,14 +128,14 @@ def torch_gradient(group: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def on_cpu():
-    """Inside, the CPU's own products, which are in float32; asking for that would make its convolutions slow."""
+    """Run the block on the CPU with default products, which are in float32; asking for float32 slows convolutions."""
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("default"):
         yield
 
 
 @functools.cache
 def reference(group: str) -> np.ndarray:
-    """The gradient in float32, by other means than the rows of JAX have."""
+    """The gradient in float32 from another library or device than that of JAX's rows."""
     if (peers := peers_on_gpu()) is not None:
         with peers.precision(exact=True):
             found = torch_gradient(group)
@@ -149,7 +149,7 @@ def reference(group: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def rounding(executor: str, precision: str):
-    """Inside, products of the row's library are rounded as the row says."""
+    """Inside the block, round the products of the row's library as the row says."""
     if executor == TORCH:
         if (peers := peers_on_gpu()) is None:
             pytest.skip("needs torch, with a GPU that it sees")
@@ -197,7 +197,7 @@ def test_cafe_step_by_precision(benchmark, executor, precision):
     with rounding(executor, precision):
         begin, loop = test_cafe_step.rounds_by(executor, "auto", ITERATIONS)
         first_call(benchmark, lambda: loop(begin))
-        # After one step Adam's first moment is a tenth of the gradient, which unlike Adam's step is continuous.
+        # After one step Adam's first moment is a tenth of the gradient. Unlike Adam's step it is continuous.
         _, one = test_cafe_step.rounds_by(executor, "auto", 1)
         there = np.asarray(one(begin).attack.data.x_optimizer.rows[0].mu)
         far = _problems.relative_difference(cafe_on_cpu(), there)

@@ -27,7 +27,7 @@ CASES = {
     "jit over the loop, lax.conv": ("jit over the loop", "lax"),
 }
 SETTINGS = aggregated.published_hyperparameters("mnist")
-# Per party and sample; the weights of dense layers count as those of convolutions do.
+# Layers per party and sample; weights of dense layers are counted as those of convolutions are.
 LAYERS = [_limits.conv(14, 5, 1, 64), _limits.conv(7, 5, 64, 128), _limits.dense(2048, 256), _limits.dense(256, 64)]
 
 
@@ -69,14 +69,14 @@ def reference(num_samples: int = N):
 
 
 def assert_same(state, num_samples: int = N) -> None:
-    """As the state after two rounds."""
+    """Assert that a state equals the reference state after two rounds, up to rounding."""
     for ours, theirs in zip(*map(jax.tree.leaves, (state, reference(num_samples))), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4)
 
 
 @functools.cache
 def work() -> _limits.Work:
-    # The clients' own gradient besides the attack's: two products in the first layer, three in each other.
+    # The clients' own gradient is added to the attack's: two products in the first layer, three in each other layer.
     attacked = _limits.matching_step(LAYERS, PARTIES * K)
     passes = [2, *[3] * (len(LAYERS) - 1)]
     own = sum(2 * n * PARTIES * K * layer.products for n, layer in zip(passes, LAYERS, strict=True))
@@ -124,7 +124,7 @@ def test_cafe_step_in_pytorch(benchmark, peers):
     state = start()
     first_call(benchmark, lambda: peers_cafe.iteration(params, state, *arguments, index, SETTINGS))
     np.testing.assert_allclose(state.V, after.V, rtol=1e-4, atol=1e-6)
-    # After one step Adam's first moment is a tenth of the gradient, which unlike Adam's step is continuous.
+    # After one step Adam's first moment is a tenth of the gradient. Unlike Adam's step it is continuous.
     moments = after.H_optimizer, after.data.x_optimizer, after.data.y_optimizer
     for theirs, ours in zip((state.H, state.x, state.y), moments, strict=True):
         _problems.assert_same_gradient(np.asarray(ours.rows[0].mu), np.asarray(theirs.mu))

@@ -1,7 +1,7 @@
-"""The gradient of a gradient's distance behind a depthwise convolution, as in MobileNets, by how it is differentiated.
+"""Time a matching step behind a depthwise convolution, as in MobileNets, by how the layer is differentiated.
 
 The layer is that of MobileNetV2 on 32x32 pixels: a 1x1 convolution to 144 channels, ReLU6, a 3x3 depthwise one, ReLU6
-and a mean. Rows take turns; what they compute must agree.
+and a mean. Rows take turns, and their results must agree.
 """
 
 import functools
@@ -44,13 +44,13 @@ def drawn(seed: int, *shape: int) -> jax.Array:
 
 @functools.cache
 def problem() -> tuple[Weights, jax.Array, jax.Array]:
-    """Weights, and two batches: the client's, and where an attack may be."""
+    """Weights and two batches: the client's, and a candidate of an attack."""
     weights = {"expand": drawn(0, CHANNELS, HIDDEN) / 5, "depthwise": drawn(1, 3, 3, 1, HIDDEN) / 3}
     return weights, drawn(2, BATCH, SIDE, SIDE, CHANNELS), drawn(3, BATCH, SIDE, SIDE, CHANNELS)
 
 
 def step(case: str) -> Callable[[], jax.Array]:
-    """The gradient, by the images, of the cosine distance between two gradients by the weights."""
+    """The gradient, with respect to images, of the cosine distance between two gradients with respect to weights."""
     weights, secret, candidate = problem()
     convolve = depthwise(case)
 
@@ -65,7 +65,7 @@ def step(case: str) -> Callable[[], jax.Array]:
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, tuple[float, list[float], list[bool]]]:
-    """By case: the seconds of the first call, and those of the rounds with which of them were spoiled."""
+    """For each case the seconds of the first call, the seconds of the rounds, and which rounds were spoiled."""
     calls = {case: step(case) for case in CASES}
     first = {case: timed_first_call(call) for case, call in calls.items()}
     for found, _ in first.values():

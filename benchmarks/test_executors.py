@@ -1,9 +1,9 @@
-"""XLA against eager, for every family of gradient inversions: the same iterations, op by op to one compiled loop.
+"""Time the iterations of every family of gradient inversions, from op by op to one loop compiled by XLA.
 
 All executors must report the same losses in every iteration before any of them is timed. CAFE, VFLRecon, the feature
 inversion and the attacks that solve equations have tables of their own (test_cafe_step.py, test_vfl.py,
-test_feature_inversion.py, test_solving_attacks.py). GGL is there twice: by Adam, and by CMA-ES as published, one of
-whose generations is 50 evaluations without a gradient.
+test_feature_inversion.py, test_solving_attacks.py). GGL appears twice: by Adam, and by CMA-ES as published, where one
+generation is 50 evaluations without a gradient.
 """
 
 import functools
@@ -32,13 +32,13 @@ FAMILIES = (
     "rog",
 )
 
-#: Iterations that schedules are made for: more than any preset takes to try shifts.
+#: Number of iterations that schedules are made for; it is more than any preset takes to try shifts.
 LONG = 5000
 
-#: Iterations per call: a step of the first two takes seconds, L-BFGS's line search most.
+#: Iterations per call, by executor. A step of the first two takes seconds, most of all with L-BFGS's line search.
 LENGTHS = dict(zip(_problems.EXECUTORS, (1, 1, 10, 50), strict=True))
 
-#: What one changes of FedLeak on LeNet, B = 1, 32x32: (model, batch, side).
+#: Changes to FedLeak on LeNet, B = 1, 32x32, one at a time: (model, batch, side).
 SWEEP = {
     "B = 8": ("lenet", 8, 32),
     "B = 32": ("lenet", 32, 32),
@@ -51,7 +51,7 @@ SWEEP = {
 
 @functools.cache
 def generator() -> client_updates.PublicGenerator:
-    """Hardly trained: what it draws does not matter here."""
+    """A generator that is hardly trained, since its images do not matter here."""
     images = data.load("natural_patches:32", 64, 1).x
     return client_updates.train_generator(_problems.KEY, images, 32, epochs=1, kl=0.1)
 

@@ -1,7 +1,7 @@
 """Step III on one party's tiles: by executor, and smoothed Gauss-Newton against Adam for the same number of seconds.
 
-The second is not a race over steps: what counts is the residual that a given time buys, on the same tiles from the same
-start. In the first all executors must end at the same tile before any of them is timed.
+The second comparison is not about steps: what counts is the residual that is reached in a given time, on the same tiles
+from the same start. In the first, all executors must end at the same tile before any of them is timed.
 """
 
 import jax
@@ -17,7 +17,7 @@ from jaxleak.attacks import aggregated
 from jaxleak.attacks._cafe import decoder
 
 TILES = 8
-#: Of one tile by executor: in Python every step of every loop is so many calls.
+#: Options of the comparison by executor, on one tile: in Python every step of every loop takes many calls.
 SHORT = aggregated.FeatureInversionOptions(max_steps=2, max_restarts=0)
 
 
@@ -69,7 +69,7 @@ def test_step_three(benchmark, method, problem):
     )
 
 
-# The steps are a loop of their own inside one call, which "jit over the loop" therefore means.
+# The steps are a loop inside one call, so "jit over the loop" here means the compiled call.
 @pytest.mark.parametrize("executor", [e for e in _problems.EXECUTORS if e != "jit per step"])
 def test_step_three_by_executor(benchmark, executor, problem):
     model, extractor, h, start = problem

@@ -1,7 +1,7 @@
-"""A step of Inverting Gradients (cosine distance and total variation) beside PyTorch, and beside the machine's rates.
+"""Time a step of Inverting Gradients (cosine distance and total variation) beside PyTorch and the machine's rates.
 
-Rows of a table take turns. Each first takes the steps of one call from the same start on the same gradient; what they
-change must agree. The optimizer is plain gradient descent in all of them.
+Rows of a table take turns. Each row first takes the steps of one call from the same start on the same gradient; the
+changes must agree. The optimizer is plain gradient descent in all of them.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ CASES = [
 ]
 
 
-#: Of each row.
+#: Timed rounds of each row.
 ROUNDS = 7
 
-#: Rounding flips a few ReLUs, the more the deeper: our own two forms of ResNet18 differ by 3e-3 of the norm.
+#: Rounding flips a few ReLUs, and more in deeper networks: our own two forms of ResNet18 differ by 3e-3 of the norm.
 TOLERANCE = {"ConvNet": 2e-3, "ResNet10": 2e-3, "ResNet18": 1e-2}
 
 
@@ -71,7 +71,7 @@ def layers_of(name: str) -> list[_limits.Layer]:
 
 
 def peers_for(case: str, request):
-    """The PyTorch code; skips the test where it cannot run."""
+    """The PyTorch code of a case; the test is skipped if it cannot run."""
     if case.endswith("compile"):
         request.getfixturevalue("compiler")
     return request.getfixturevalue("peers")
@@ -93,7 +93,7 @@ def torch_step(peers, name: str, case: str):
 
 
 def prepared(name: str, case: str, request) -> tuple[Callable, dict[str, Any]]:
-    """The call of a row, which was made once and found to compute what the others do, and its columns."""
+    """The call of a row and its columns; the call was made once, and its result agreed with the other rows'."""
     _, _, batch, per_call, _ = MODELS[name]
     work = _limits.matching_step(layers_of(name), batch)
     extra = _limits.columns(work)
@@ -109,7 +109,7 @@ def prepared(name: str, case: str, request) -> tuple[Callable, dict[str, Any]]:
         problem = problem_of(name, form, devices)
         call = functools.partial(problem.run, executor, per_call)
         if special == "plain products":  # left to automatic differentiation
-            jax.clear_caches()  # what was traced with the others
+            jax.clear_caches()  # forget what was traced with the library's products
             with mock.patch.object(_conv, "product", jnp.matmul):
                 call = problem.compiled_loop(per_call)
         (state, _), seconds = timed_first_call(call)
@@ -124,7 +124,7 @@ def prepared(name: str, case: str, request) -> tuple[Callable, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rows(request):
-    """By model, the columns, seconds and spoiled rounds of the cases that will run."""
+    """A function that gives, for a model, the columns, seconds and spoiled rounds of the cases that will run."""
     selected = [item.callspec.params for item in request.session.items if item.module is request.module]
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Restarts of DLG on LeNet: what R of them cost, in how many at once, and the same in PyTorch.
+"""Time restarts of DLG on LeNet: how the cost grows with R and with how many run at once, and the same in PyTorch.
 
 Every row first takes one step of all restarts from the same starts; the changes must agree.
 """
@@ -14,14 +14,14 @@ from jaxleak import models
 CLASSES, RATE = 100, 1e-3
 STRIDES = (2, 2, 1)
 LAYERS = _limits.convnet(32, (12, 12, 12), STRIDES, 5, CLASSES)
-#: By devices; two of them share restarts and would leave a single one to one of them.
+#: Numbers of restarts by the number of devices. Two devices share restarts, so R begins at 2 there.
 RESTARTS = {1: (1, 8, 32, 128), 2: (2, 8, 32, 128)}
-#: Restarts at once on a device, by devices: the fastest of `JAX_CASES`.
+#: Restarts that run at once on a device, by the number of devices: the fastest of `JAX_CASES`.
 AT_ONCE = {1: 32, 2: 2}
 NAMES = {1: "one device", 2: "two devices"}
 ITERATIONS = 20
 COMPARED = 32
-#: Iterations of a call times restarts, at least: a call much shorter than 0.1 s would be timed on sleeping cores.
+#: Least number of iterations of a call, times restarts: a call far below 0.1 s would be timed on sleeping cores.
 STEPS = 640
 #: Form of the convolutions, restarts at once on a device, devices.
 JAX_CASES = {
@@ -69,7 +69,7 @@ def test_cost_of_restarts(benchmark, devices, restarts):
 @pytest.mark.parametrize("case", [*JAX_CASES, *TORCH_CASES])
 def test_restarts_beside_pytorch(benchmark, case, request):
     work = _limits.matching_step(LAYERS, 1)
-    # Weights are shared, but every restart writes and reads its own gradients of them.
+    # Restarts share the weights, but every restart writes and reads its own gradients by them.
     work = _limits.Work(COMPARED * work.flops, COMPARED * work.bytes)
     if case in TORCH_CASES:
         peers = request.getfixturevalue("peers")

@@ -1,10 +1,11 @@
-"""Second-order products through a matching objective, and what they cost in time and memory.
+"""Measure what second-order products through a matching objective cost in time and memory.
 
-The gradient regularization by a finite difference against the exact Hessian-vector product, in the engine; the product
-itself in three orders of differentiation, with and without rematerialisation of the network. Before anything is timed,
-both regularizations must give nearly the same direction, and all orders the same product. That direction is mostly the
-plain gradient: how alike the changes to it are is a column, since a finite step crosses ReLUs that a derivative at one
-point does not see.
+The first test compares, in the engine, the gradient regularization by a finite difference with that by the exact
+Hessian-vector product. The second compares three orders of differentiation for the product itself, two of them also
+with rematerialisation of the network. Before anything is timed, both regularizations must give nearly the same
+direction, and all orders the same product. This direction is mostly the plain gradient. A column therefore gives the
+cosine of the two changes to the plain gradient, since a finite step crosses ReLUs that a derivative at one point does
+not see.
 """
 
 import functools
@@ -36,7 +37,7 @@ def problem_of(regularization: str) -> _problems.Inversion:
 
 
 def direction(regularization: str) -> np.ndarray:
-    """Of one step, as one vector."""
+    """The direction of one step, as one vector."""
     before = arguments()[1].variables["x"]
     state, _ = step_of(regularization)(*arguments())
     return _problems.gradient(before, state.variables["x"], RATE).ravel()

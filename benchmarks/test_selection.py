@@ -1,4 +1,4 @@
-"""FedLeak's top-50-percent selection on a gradient of ResNet10: bisection on bits against sorting.
+"""Time FedLeak's top-50-percent selection on numbers of ResNet10's shapes: bisection on bits against sorting.
 
 All ways must select the same entries before any of them is timed.
 """
@@ -49,7 +49,7 @@ WAYS = {
 
 @functools.cache
 def gradient() -> list[jax.Array]:
-    """Random numbers of ResNet10's shapes, 4.9 million."""
+    """4.9 million random numbers in the shapes of ResNet10's parameters."""
     model = models.build("resnet10", (32, 32, 3), 10)
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])
     keys = jax.random.split(jax.random.key(1), len(leaves))

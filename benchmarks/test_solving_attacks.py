@@ -1,10 +1,10 @@
-"""The attacks that solve equations instead of descending, by executor: what comes in round by round, and the solutions.
+"""Time attacks that solve equations instead of descending, by executor: the recording of rounds, and the solutions.
 
 All executors must end with the same state before any of them is timed. A solution is one call, so it has no loop.
 
-Not here, because they are NumPy and SciPy on the host by design and have nothing to compile: the direct solver of
-`cafe_exact`'s Step II (its matrix-free form is one compiled program), `free_labels` behind `vflrecon_free`, whose
-recording is in test_vfl.py, and the label rules, k-means and baselines of the vertical attacks.
+Some parts are left out, because they are NumPy and SciPy on the host by design and have nothing to compile: the direct
+solver of `cafe_exact`'s Step II (its matrix-free form is one compiled program), `free_labels` behind `vflrecon_free`,
+whose recording is in test_vfl.py, and the label rules, k-means and baselines of the vertical attacks.
 """
 
 import functools
@@ -26,14 +26,14 @@ KEY = _problems.KEY
 #: Rounds per call, by executor.
 ROUNDS = dict(zip(_problems.EXECUTORS, (2, 2, 20, 20), strict=True))
 COMPARED = 2
-#: Of `cafe_ordinal` over Step II.
+#: Sweeps of `cafe_ordinal` over Step II.
 SWEEPS = 2
-#: Hidden units, or features, of a party that `cafe_censored` solves for here, one decomposition each.
+#: Hidden units, or features, of each party that `cafe_censored` solves for here, with one decomposition each.
 UNITS = 8
 SIZE = f"N = {N}, K = {K}, M = {PARTIES}, dense, 28x28"
 
 
-#: Attack, and the defense that it knows of.
+#: The attacks, each with the defense that it knows.
 ATTACKS: dict[str, tuple[Any, defenses.Defense | None]] = {
     "cafe_exact": (attacks.cafe_exact, None),
     "cafe_censored": (attacks.cafe_censored, defenses.fake_gradients(pool_size=1, scale="tensor")),
@@ -66,14 +66,14 @@ def one_round(carry: audit.RunState, name: str) -> audit.RunState:
 
 @functools.cache
 def after(rounds: int, name: str) -> audit.RunState:
-    """The state after so many rounds, of an attack that begins with round 0."""
+    """The state after `rounds` rounds, of an attack that begins with round 0."""
     attack, _, protocol, private = setting(name)
     begin = audit.start(attack, protocol, private, key=KEY)
     return _problems.repeated(functools.partial(one_round, name=name), "jit over the loop", rounds)(begin)
 
 
 def rounds_of(step: int, name: str):
-    """A state early in Step I, or in Step II with V solved (of several sweeps: the second); and a round from there."""
+    """A state early in Step I, or in Step II with V solved (in the second sweep, if there are any), and one round."""
     plan = setting(name)[1]
     sweep = ordinal.sweep_length(plan, SWEEPS) if name == "cafe_ordinal" else 0
     rounds = 3 if step == 1 else plan.output_rounds + sweep + 1
@@ -81,7 +81,7 @@ def rounds_of(step: int, name: str):
 
 
 def output_gradients(name: str):
-    """What Step I has recorded, and its solution."""
+    """The records of Step I, and the function that solves for its solution."""
     plan = setting(name)[1]
     state = after(plan.output_rounds, name).attack
     recorded = state.batches[: plan.output_rounds], state.bias_gradients
@@ -95,7 +95,7 @@ def output_gradients(name: str):
 
 
 def features():
-    """What Step II of the attack on censored gradients has recorded, and its solution for a few features."""
+    """The records of Step II of `cafe_censored`, and the function that solves for a few features."""
     state = after(setting("cafe_censored")[1].rounds, "cafe_censored").attack
     few = slice(0, UNITS)
     recorded = state.V, state.normal[..., few], state.projected[..., few]
@@ -103,7 +103,7 @@ def features():
 
 
 def patches():
-    """One gradient of a vision transformer with 64 tokens, and its image."""
+    """One gradient of a vision transformer with 64 tokens, and the function that solves for its image."""
     model = models.vit((32, 32, 3), 10, depth=2)
     attack = attacks.patch_embedding(model)
     return _problems.observed(model, 1), lambda seen: attack.step(KEY, attack.init(KEY, None), seen)[0]
@@ -149,7 +149,7 @@ def test_solving_attack(benchmark, group, executor):
     found = _problems.repeated(one, executor, compared)(begin)
     for ours, theirs in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         scale = float(np.abs(theirs).max()) or 1.0
-        # A scalar is a count, or the residual of an exact solution, whose 1e-7 is rounding.
+        # A scalar is a count, or the residual of an exact solution, which is 1e-7 by rounding.
         rounding = 1e-8 if not np.ndim(theirs) else 0.0
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-4 * scale + rounding)
     call = _problems.repeated(one, executor, length)

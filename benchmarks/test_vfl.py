@@ -1,4 +1,4 @@
-"""Split vertical training with VFLRecon watching, by executor, or its initialisation-free kin; one step by cipher.
+"""Time split vertical training under VFLRecon or its initialisation-free variant, by executor; one step by cipher.
 
 The size is that of the paper's tables: two parties, bottoms 50-50, top 100-100, batches of 16, R 1000-600-200; the data
 are digits. All entries of a table must end with the same numbers before any of them is timed; the time of the first
@@ -86,7 +86,7 @@ def test_vfl_epoch(benchmark, executor, setting, reference):
 
 @pytest.fixture(scope="module")
 def free_setting(setting):
-    """The attack that only records while rounds go by: its clustering is NumPy on the host."""
+    """The variant that only records during the rounds, protocol and data; its clustering is NumPy on the host."""
     _, protocol, private = setting
     model, shadow, _ = samples()
     baseline = party_records.fit_label_baseline(np.asarray(shadow.x[:, PARTY]), np.asarray(shadow.y), model.num_classes)
@@ -125,7 +125,7 @@ def test_vfl_step_by_cipher(benchmark, case):
     layer = None if cipher is None else protocols.encrypted_first(active=ACTIVE, cipher=cipher)
     begin, step = step_with(layer)
     _, gradient = first_call(benchmark, lambda: step(begin))
-    # Not the parameters: Adam's first step is the sign of a gradient, whatever its size.
+    # Parameters are not compared: Adam's first step is the sign of a gradient, whatever its size.
     assert_same(gradient, unencrypted(start)[1], rtol=0, atol=1e-5)
     group = "Split training, one step by cipher, B = 16, e = 50, one encrypting party"
     measure(benchmark, lambda: step(begin), group=group, name=case, rounds=3)

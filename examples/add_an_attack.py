@@ -2,15 +2,15 @@
 # # How do I add an attack of my own?
 #
 # A gradient inversion is a value of `Settings`: what is optimised, what is compared, by which optimizer, and what is
-# known of images. An attack of one's own is a function of a few lines that returns one. It takes part in everything
-# else unchanged: compiled loops, restarts, label inference, checkpoints, scores. The notebook takes about a minute on
-# two cores.
+# known of images. Your own attack is a function of a few lines that returns such a value. Everything else works with it
+# unchanged: compiled loops, restarts, label inference, checkpoints, scores. The notebook takes about a minute on two
+# cores.
 #
 # ## The idea
 #
 # Inverting Gradients (Geiping et al., 2020) compares gradients by their cosine and smooths the image by its total
-# variation. The cosine of the *whole* gradient is ruled by the largest tensors. What if every tensor counted alike?
-# In jaxleak a distance is a function of the observed and of the simulated gradient.
+# variation. The largest tensors dominate the cosine of the *whole* gradient. What if every tensor counted alike? In
+# jaxleak a distance is a function of the observed and of the simulated gradient.
 
 # %%
 from pathlib import Path
@@ -81,9 +81,9 @@ print(f"{'a grey image':<26} {scores['psnr_grey']:5.1f} dB")
 
 # %% [markdown]
 # The grey image is the score of an attack that found nothing. Two photographs and one draw of the weights are an
-# example and not a comparison: for one, make the attacks once, since each is compiled once, and put the rest into a
-# function of a seed. Give that seed to `data.load` and to every `jax.random.key`, and report the mean and the spread
-# over several seeds that were chosen beforehand.
+# example and not a comparison. For a comparison, make the attacks once, since each is compiled once, and put the rest
+# into a function of a seed. Give that seed to `data.load` and to every `jax.random.key`, and report the mean and the
+# spread over several seeds that were chosen beforehand.
 
 # %%
 sheets.comparison_sheet(Path("pictures/attacks.png"), rows, title="Two photographs behind one gradient")

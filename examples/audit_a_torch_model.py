@@ -68,9 +68,8 @@ sheets.contact_sheet(Path("pictures/audit.png"), secret.x, verdict.best.x, title
 #
 # ## A mistake is noticed
 #
-# An auditor who describes the client wrongly could take a failed attack for safety. So the update is
-# checked first. Here the auditor believes that the client averages its loss over four images, while the
-# client adds it up.
+# An auditor who describes the client wrongly could mistake a failed attack for safety. So the update is checked first.
+# Here the auditor believes that the client averages its loss over four images, while the client adds it up.
 
 # %%
 four = data.load("digits", n=4)

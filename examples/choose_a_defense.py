@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Which defense should my federation use, if the attacker knows it?
 #
-# A server that wants the clients' images also reads the defense in the clients' code. So a defense is worth what it
-# leaves to an attacker who *knows* it, not what it hides from one who is surprised by it. This notebook trains a small
-# federation with three defenses, attacks one upload of each as both attackers, and picks a defense. It takes less than
-# two minutes on two cores.
+# A server that wants the clients' images also reads the defense in the clients' code. So the worth of a defense shows
+# against an attacker who *knows* it, not against one who is surprised by it. This notebook trains a small federation
+# with three defenses, attacks one upload of each as both attackers, and picks a defense. It takes less than two minutes
+# on two cores.
 #
 # ## The federation
 #
@@ -79,9 +79,9 @@ def attacked(attack, seen, truth):
 # %% [markdown]
 # ## The sweep
 #
-# The rule: of the defenses that cost at most five points of accuracy, take the one that leaves the least to the better
-# of both attackers. Accuracies of so small a federation differ by one to three points between seeds. A grey image has
-# the score of an attacker who learned nothing. The choice holds for this network and seed alone: [the page on
+# The rule is: of the defenses that cost at most five points of accuracy, take the one under which the better of both
+# attackers finds least. Accuracies of so small a federation differ by one to three points between seeds. A grey image
+# has the score of an attacker who learned nothing. The choice holds for this network and seed alone: [the page on
 # defenses](../defenses.md) has another network and three seeds, where sparsification to 1 % costs much accuracy.
 
 # %%
@@ -137,15 +137,15 @@ sheets.comparison_sheet(Path("pictures/defended.png"), rows, title="What both at
 # %% [markdown]
 # ![Accuracy against leak of three defenses, for attackers who know them and who do not](pictures/trade_off.png)
 #
-# Points to the left leak less, points above cost less. A long way between a circle and the square of the same strength
-# is protection by surprise.
+# Points to the left leak less, points above cost less. A large distance between a circle and the square of the same
+# strength means that the defense protects by surprise.
 #
 # ![The private digits and what both attackers make of every upload](pictures/defended.png)
 #
-# To an attacker who does not know it, Soteria leaves as little as a grey image; to one who knows it, everything. It
-# changes the gradient of the last layer, which has half of this network's entries. Where it has 1 % of them Soteria
-# hides nothing ([Defenses](../defenses.md)): which defense is best depends on the network.
-# Without the second attacker the table would have been read the wrong way round.
+# Against an attacker who does not know it, Soteria leaves no more than a grey image. Against one who knows it, Soteria
+# leaves everything. It changes the gradient of the last layer, which has half of this network's entries. In a network
+# whose last layer has 1 % of the entries, Soteria hides nothing ([Defenses](../defenses.md)): which defense is best
+# depends on the network. Without the second attacker the table would have been read the wrong way round.
 #
 # One upload and one seed show how to choose and are too few to choose by: `python -m experiments.defenses` does the
 # same over seeds and for all defenses, and [Defenses](../defenses.md) has its numbers.

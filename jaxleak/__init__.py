@@ -15,7 +15,7 @@
 | `checkpoint` | saving and resuming long reconstructions                                      |
 | `study`      | folders, reports and ledgers of experiments                                   |
 
-The types that all of them exchange are here at once; a subpackage is imported when it is first used.
+The types that these subpackages exchange are available here at once; a subpackage is imported when it is first used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The console command `jaxleak`; nothing heavy is imported before an option was understood."""
+"""The console command `jaxleak`; it imports nothing heavy before it has parsed the options."""
 
 import argparse
 import importlib
@@ -9,14 +9,14 @@ from pathlib import Path
 from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS
 from jaxleak.study._streams import outlive_readers
 
-#: Commands that read their own options, with the package that has them, and what the list of commands says of each.
+#: Commands that read their own options: the package of each, and its text in the list of commands.
 STUDIES = {
     "demo": ("jaxleak._command.cafe_scale", "recover 100 built-in photographs of faces from aggregated gradients"),
     "invert": ("jaxleak._command.invert", "invert the gradient of one client, simulated or captured"),
     "sweep": ("jaxleak._command.sweep", "run one line of a file of many runs, or merge what they found"),
 }
 
-#: Options that `invert` and `audit` call by different names; each takes those of the other.
+#: Options that have different names in `invert` and `audit`; each command also takes the names of the other.
 _OF_AUDIT = {"--image-shape": "--image", "--num-classes": "--classes", "--payload": "--update"}
 
 
@@ -196,13 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from jaxleak.checkpoint import ConfigMismatchError
 
         if isinstance(error, RuntimeError) and not isinstance(error, ConfigMismatchError):
-            raise  # a fault of the program, whose traceback says where
+            raise  # a fault of the program: its traceback says where
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
 def _by_their_own_names(*words: str) -> list[str]:
-    """The words of a command, in which the names of another command's options become its own."""
+    """The words of a command, with option names of another command replaced by the command's own names."""
     names = {"audit": _OF_AUDIT, "models": _OF_AUDIT, "invert": {b: a for a, b in _OF_AUDIT.items()}}
     own = names.get(words[0], {}) if words else {}
     parts = [word.partition("=") for word in words]
@@ -214,7 +214,7 @@ def _study(name: str, *words: str) -> int:
     from jaxleak.study import run_command
 
     options = importlib.import_module(f"{package}.options")
-    # What the command needs is imported when its options were understood.
+    # What the command needs is imported after its options were parsed.
     run_command(
         lambda args: importlib.import_module(f"{package}.run").main(args),
         options.Args,

@@ -1,10 +1,10 @@
-"""The contracts that every protocol, threat and attack of jaxleak speaks.
+"""The interfaces that every protocol, threat and attack of jaxleak follows.
 
-A `Protocol` runs rounds on private data and writes `Transcript`s. `jaxleak.threats` is the only door from a
-transcript to an `Observation`, which has no field for private data. An `Attack` sees observations and nothing
-else, is initialised from shapes, and answers with a `Reconstruction` that carries the attacker's own score.
+A `Protocol` runs rounds on private data and writes `Transcript`s. `jaxleak.threats` is the only door from a transcript
+to an `Observation`, which has no field for private data. An `Attack` sees observations and nothing else. It is
+initialised from shapes, and its answer is a `Reconstruction` with the attacker's own score.
 
-Names: `key` comes first, `state` second, evidence third. `B` batch, `N` private set, `P` parties, `C` classes.
+Order of arguments: `key`, then `state`, then the evidence. Sizes: `B` batch, `N` private set, `P` parties, `C` classes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # so that a command can read its options before JAX is import
 PyTree = Any
 #: How batch normalisation normalises: by the statistics of the batch ("train"), or by the running ones ("eval").
 BatchNormMode: TypeAlias = Literal["train", "eval"]
-#: (logits (B, C), labels (B,) or (B, C)) -> scalar, which clients and attackers agree on. Clients may have labels (B,);
-#: attackers always give (B, C), by which the loss must mean the same, as `objectives.cross_entropy` does.
+#: (logits (B, C), labels (B,) or (B, C)) -> scalar: the loss that clients and attackers share. Clients may pass labels
+#: (B,), while attackers always pass (B, C). The loss must mean the same for both, as `objectives.cross_entropy` does.
 Loss: TypeAlias = Callable[["jax.Array", "jax.Array"], "jax.Array"]
 
 
@@ -38,9 +38,9 @@ class PartyRecord(NamedTuple):
 
     x: jax.Array  # (B, d_p), its own features, without padding
     params: PyTree  # the party's bottom model before the step
-    params_after: PyTree  # and after it
-    params_gradient: PyTree  # loss gradient at its parameters, possibly defended
-    output: jax.Array  # (B, e), its bottom model's output before the step, without the noise it may send it with
+    params_after: PyTree  # the party's bottom model after the step
+    params_gradient: PyTree  # loss gradient at the party's parameters, possibly defended
+    output: jax.Array  # (B, e), output of its bottom model before the step, without noise that it may add when it sends
     output_after: jax.Array  # (B, e), on the same input with the parameters after the step
     output_gradient: jax.Array  # (B, e), the loss gradient at `output` that came back, possibly defended
     party: jax.Array | None = None  # () int32, which party this is; None where a record was made without a protocol
@@ -50,10 +50,10 @@ class LabelHolderRecord(NamedTuple):
     """What the label holder of split vertical learning sees of one step at its top model, beside the labels."""
 
     received: tuple[jax.Array | None, ...]  # (B, e) from every party, as it arrived; None where a cipher hides it
-    first: jax.Array  # (B, d), what the top's first layer gives: in the clear, whether or not it ran on ciphertexts
-    first_gradient: jax.Array  # (B, d), the loss gradient at `first`, by which the label holder trains that layer
-    params_gradient: PyTree  # the gradient at that layer's parameters, in the clear as well: the layer is trained by it
-    first_params: PyTree  # the parameters of that layer before the step; None where a cipher blinds them
+    first: jax.Array  # (B, d), output of the top's first layer: in the clear, even if that layer ran on ciphertexts
+    first_gradient: jax.Array  # (B, d), the loss gradient at `first`, which trains that layer
+    params_gradient: PyTree  # the gradient at that layer's parameters, in the clear as well, since it trains the layer
+    first_params: PyTree  # the parameters of that layer before the step; None if a cipher hides them
     rest_params: PyTree  # the parameters of the top behind that layer
 
 
@@ -67,7 +67,7 @@ class Transcript(NamedTuple):
     statistics: PyTree  # per-layer mean and variance of the batch's activations, for threats that grant them
     private: Batch  # the data themselves
     parties: tuple[PartyRecord, ...] = ()  # every party's own record, where the protocol has parties that train
-    label_holder: LabelHolderRecord | None = None  # and the label holder's, where the protocol has one
+    label_holder: LabelHolderRecord | None = None  # the label holder's record, where the protocol has one
 
 
 class Observation(NamedTuple):
@@ -78,7 +78,7 @@ class Observation(NamedTuple):
         params: the model's variables at the start of the round, a tree.
         payload: what the server receives, a tree in units of a gradient.
         index: (B,) int32, the positions of the batch's samples in the private set.
-        labels: (B,) int32, or soft labels (B, C) where the client has such.
+        labels: (B,) int32, or soft labels (B, C) if the client has them.
         statistics: mean and variance of the batch in every normalisation layer, a tree.
         party: what a party of a vertical federation records.
         label_holder: what its label holder records beside the labels.
@@ -99,20 +99,20 @@ class Reconstruction(NamedTuple):
 
     Attributes:
         x: (N, P, *slice), the samples' parts by party.
-        y: (N,) int32, labels in [0, C), or -1 where the attack says nothing of a label. All are -1 in the answer of an
-            attack that seeks none, whose x may well be an answer; scores of labels leave them out or refuse them.
-        score: (N,) the attacker's own misfit, lower is better; computed without the truth. Of several restarts the
-            sample with the lowest score is taken, so that an attack whose restarts may order the samples differently
+        y: (N,) int32, labels in [0, C), or -1 where the attack says nothing of a label. An attack that seeks no labels
+            sets all to -1, and its x may still be an answer. Scores of labels leave out or refuse -1.
+        score: (N,) the attacker's own misfit, lower is better; computed without the truth. Each sample is taken from
+            the restart with its lowest score. An attack whose restarts may order the samples differently therefore
             gives all samples of a batch the same score.
-        answered: (N,) bool, False where the attack knows that it has no answer for this sample (never seen, not
-            determined by what was seen). There x and y hold nothing of worth, whatever fills them: NaN, grey or zeros
-            in x, -1 or a random label in y. True is no claim that the answer is right, and none that both x and y were
-            sought.
+        answered: (N,) bool, False where the attack knows that it has no answer for this sample, because it was never
+            seen or is not determined by what was seen. There x and y are worthless, whatever fills them: NaN, grey or
+            zeros in x, -1 or a random label in y. True does not claim that the answer is right, nor that both x and y
+            were sought.
         gradient_matched: (N,) bool, whether the answer reproduces the observed gradient, or None where the attack does
             not compare the two. True says nothing about whether the sample is right: many different images have nearly
             the same gradient.
-        diagnosis: what the attack knows of its answer besides, such as the ranks of the systems that it solved; a tree
-            of its own.
+        diagnosis: what else the attack knows of its answer, such as the ranks of the systems that it solved; a tree
+            that the attack defines.
     """
 
     x: jax.Array
@@ -128,12 +128,13 @@ class Attack(NamedTuple):
 
     init: `(key, template) -> state`, where `template` is a `Batch` of `jax.ShapeDtypeStruct` for the whole
         private set: shapes are public, so `init` cannot peek.
-    step: `(key, state, observation) -> (state, info)`. `state` is what must be carried (checkpointable), `info`
-        what one may look at (a dict of scalars, stackable by scan). Step t gets `fold_in(key, t)`.
+    step: `(key, state, observation) -> (state, info)`. `state` is what the next step needs and checkpoints keep;
+        `info` is a dict of scalars to look at, which a scan can stack. Step t gets `fold_in(key, t)`.
     reconstruct: `(state, observation) -> Reconstruction`. `jaxleak.audit.invert` traces it. An attack on many rounds
-        that solves in closed form, or by a solver of its own, may do it here in NumPy.
-    iterations: how many steps its schedules are made for, or None where there are none.
-    made_of: a digest of what it was made of, which binds the checkpoints of `jaxleak.audit.invert`; None binds nothing.
+        that solves in closed form, or by its own solver, may do so here in NumPy.
+    iterations: number of steps that the attack's schedules are made for, or None without schedules.
+    made_of: a digest of the attack's settings, which binds the checkpoints of `jaxleak.audit.invert`; None binds
+        nothing.
     """
 
     init: InitFn
@@ -160,7 +161,8 @@ class Protocol(NamedTuple):
     share: `(params, batch) -> payload`, pure and differentiable in the batch: what the clients compute together.
         An attack receives this very function, so both sides agree on the loss and its reduction.
     check: `(private) -> None` raises `ValueError` for a private set that the rounds do not take. `jaxleak.audit` calls
-        it before it compiles the rounds, since labels have no values to look at inside; None checks nothing.
+        it before it compiles the rounds, since compiled rounds cannot look at the values of labels; None checks
+        nothing.
     """
 
     init: ProtocolInitFn
@@ -205,19 +207,19 @@ class Simulation(TypingProtocol):
 
 @runtime_checkable
 class Share(TypingProtocol):
-    """What a client of horizontal learning shares of its batch, and how it computes that.
+    """The payload that a client of horizontal learning computes from its batch, and how it computes it.
 
-    Called as `(params, batch, sharpness=None) -> payload`: `params` are the model's variables, `batch.x` is (M * E * B,
-    1, H, W, channels), client by client and step by step; with a `sharpness` () the kinks of the model are smoothed,
-    which is the attacker's copy. The payload is in units of a gradient and differentiable in the batch.
+    A share is called as `(params, batch, sharpness=None) -> payload`. `params` are the model's variables. `batch.x` is
+    (M * E * B, 1, H, W, channels), client by client and step by step. With a `sharpness` () the kinks of the model are
+    smoothed, which is for the attacker's copy. The payload is in units of a gradient and differentiable in the batch.
 
-    A client of several epochs also has the attribute `total_steps`, as `protocols.ClientShare` has, and one whose
-    `loss` attacks should check has that.
+    A client of several epochs also has the attribute `total_steps`, as `protocols.ClientShare` has. A client whose loss
+    attacks should check has the attribute `loss`.
     """
 
     @property
     def batch_norm(self) -> BatchNormMode:
-        """How the client's batch normalisation works; of no meaning for a model without."""
+        """How the client's batch normalisation works; it means nothing for a model without batch normalisation."""
         ...
 
     @property
@@ -236,21 +238,21 @@ class Share(TypingProtocol):
 
 
 def total_steps(share: Share) -> int:
-    """Steps >= 1 of all epochs of a client; one that does not state them has one epoch of its local steps."""
+    """Steps >= 1 of all epochs of a client; a client that does not state them has one epoch of its local steps."""
     return int(getattr(share, "total_steps", share.local_steps))
 
 
 def loss_of(share: Share) -> Loss | None:
-    """The loss of a client; None where it does not state one."""
+    """The loss of a client; None if the client does not state one."""
     return getattr(share, "loss", None)
 
 
 @dataclass(frozen=True)
 class TransformedShare:
-    """A share whose payload is computed another way, as behind a transform; in all else it is the share it stands for.
+    """A share with another way to compute its payload, such as behind a transform; all else is that of another share.
 
     Attributes:
-        share: the share whose mode of batch normalisation, steps, clients and loss hold.
+        share: the share that gives the mode of batch normalisation, the steps, the clients and the loss.
         compute: `(params, batch, sharpness=None) -> payload`, which usually calls `share`.
     """
 
@@ -279,7 +281,7 @@ class TransformedShare:
 
     @property
     def loss(self) -> Loss | None:
-        """The client's loss, whatever is made of its gradient; None where it does not state one."""
+        """The client's loss, whatever is made of its gradient; None if the client does not state one."""
         return loss_of(self.share)
 
     def __call__(self, params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:

@@ -1,4 +1,4 @@
-"""Compiled programs that outlive a process, so that the next command does not wait for the compiler again."""
+"""Keep compiled programs on disk, so that the next command does not wait for the compiler again."""
 
 import contextlib
 import hashlib
@@ -10,24 +10,24 @@ from pathlib import Path
 import jax
 import platformdirs
 
-#: Set to 0, nothing is kept.
+#: Environment variable; nothing is kept if it is 0.
 SWITCH = "JAXLEAK_KEEP_COMPILED"
-#: The most that the programs of a folder may take, in bytes, and how many files there may be.
+#: Largest size in bytes of the programs of a folder, and largest number of files.
 MOST_BYTES, MOST_FILES = 2_000_000_000, 10_000
 
 
 def keep_compiled() -> Path | None:
     """Let JAX keep what it compiles in the user's cache folder, and look there first.
 
-    Programs are machine code: every version of jaxlib and every kind of processor has a folder of its own, which only
-    the user can read and write. A folder that the user chose by `JAX_COMPILATION_CACHE_DIR` stays as it is. Kept
-    programs give the same bits as those that are compiled anew. However small a program is, it is kept: a command
-    begins with hundreds of them. What was longest unread is given up here, since JAX would look at the whole folder
-    for every program that it writes.
+    Programs are machine code, so every version of jaxlib and every kind of processor has its own folder, which only the
+    user can read and write. A folder that the user chose by `JAX_COMPILATION_CACHE_DIR` stays as it is. Kept programs
+    give the same bits as those that are compiled anew. Even small programs are kept, because a command begins with
+    hundreds of them. The files that have been unread for longest are removed here, since JAX would look at the whole
+    folder for every program that it writes.
 
     Returns:
-        The folder, or None where nothing is kept: `JAXLEAK_KEEP_COMPILED=0` was set, the user has chosen a folder, or
-        the folder cannot be written.
+        The folder, or None if this function keeps nothing there: `JAXLEAK_KEEP_COMPILED=0` was set, the user has chosen
+        a folder, or the folder cannot be written.
     """
     chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if os.environ.get(SWITCH, "1") == "0" or chosen is not None:
@@ -46,7 +46,7 @@ def keep_compiled() -> Path | None:
 
 
 def _give_up_the_oldest(folder: Path) -> None:
-    """Remove the files that were longest unread, until the folder has its size; others may do the same meanwhile."""
+    """Remove the files unread for longest until the folder is small enough; other processes may do so meanwhile."""
     files = list[tuple[float, int, str]]()
     for entry in os.scandir(folder):
         with contextlib.suppress(OSError):  # gone already
@@ -61,7 +61,7 @@ def _give_up_the_oldest(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """A name for this jaxlib on this kind of processor, whose instructions another kind may not have."""
+    """A name for this jaxlib on this kind of processor; another kind may lack some of its instructions."""
     try:
         told = Path("/proc/cpuinfo").read_text().splitlines()
         kind = sorted({line for line in told if line.startswith(("model name", "flags", "Features", "CPU part"))})

@@ -1,4 +1,4 @@
-"""What a run belongs to: its configuration in words that JSON can keep, and the comparison of two of them."""
+"""Describe a run's configuration by values that JSON can keep, and compare two descriptions."""
 
 import dataclasses
 import functools
@@ -24,7 +24,8 @@ class ConfigMismatchError(RuntimeError):
 def fingerprint(tree: PyTree) -> str:
     """SHA-256 (64 hexadecimal digits) of the names, shapes, types and values of all arrays of a tree.
 
-    In the `config` of `Checkpoints` it binds them to the arrays that were attacked, whatever their file is called.
+    In the `config` of `Checkpoints` a fingerprint binds the checkpoints to the arrays that were attacked, whatever
+    their file is called.
     """
     from jaxleak._tree import named_leaves
 
@@ -37,16 +38,16 @@ def fingerprint(tree: PyTree) -> str:
 
 
 def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False) -> Any:
-    """What JSON can keep of a configuration.
+    """Describe a configuration by values that JSON can keep.
 
-    A function is its name and what it was made of, since settings are mostly functions that others have made: its
-    closure, its defaults and the object whose method it is. An object that a function was made of is its type and its
-    fields.
+    A function is described by its name, its closure, its defaults and the object whose method it is, since settings are
+    mostly functions that other functions have made. An object that a function was made of is described by its type and
+    its fields.
 
     Args:
         value: the configuration.
         inside: functions and objects that are being described, by their `id`.
-        coarse: whether to leave out the last digits of numbers, which another device computes in another way.
+        coarse: whether to leave out the last digits of numbers, which differ between devices.
     """
     within = functools.partial(described, inside=inside, coarse=coarse)
     if value is None or isinstance(value, bool | int | str):
@@ -63,7 +64,7 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
         return within([value.func, value.args, value.keywords])
     inner = functools.partial(described, inside=(*inside, id(value)), coarse=coarse)
     if not hasattr(value, "__qualname__"):
-        if inside:  # what a function was made of may be anything
+        if inside:  # a function may have been made of anything
             held = [] if id(value) in inside else _held_by(value)
             return [_type_of(value), [inner(entry) for entry in held]] if held else _type_of(value)
         raise ValueError(
@@ -78,7 +79,7 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
 
 
 def _made_of(function: Any) -> list[Any]:
-    """What a function has in its closure, its defaults, and the object whose method it is."""
+    """The values in a function's closure, its defaults, and the object whose method it is."""
     found = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
     found += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(function, name, None))]
     owner = getattr(function, "__self__", None)
@@ -86,10 +87,10 @@ def _made_of(function: Any) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """What the fields of an object hold; nothing of a library's own, whose caches differ from run to run."""
+    """The values of an object's fields; none for a library's objects, since their caches differ from run to run."""
     if type(value).__module__.partition(".")[0] in _LIBRARIES:
         return []
-    if dataclasses.is_dataclass(value):  # which may have slots
+    if dataclasses.is_dataclass(value):  # may have slots instead of a __dict__
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return list(getattr(value, "__dict__", {}).values())
 
@@ -99,7 +100,7 @@ def _type_of(value: Any) -> str:
 
 
 def _of_array(array: Any, coarse: bool) -> Any:
-    """A number as it is, and of an array its fingerprint, or its shape and its norm."""
+    """Describe a scalar by its value, and an array by its fingerprint or, if coarse, by its shape and norm."""
     import jax  # for its kinds of arrays alone
 
     if isinstance(array, jax.core.Tracer):  # an attack may be built inside of a compiled function
@@ -113,7 +114,7 @@ def _of_array(array: Any, coarse: bool) -> Any:
 
 
 def without_type(array: Any) -> Any:
-    """The array, or the numbers of a typed random key."""
+    """The array as it is; for a typed random key, the numbers of the key."""
     import jax  # for its keys alone
 
     typed = isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
@@ -142,16 +143,16 @@ def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tupl
 
 
 def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
-    """Where two entries of a configuration differ first, since one may be all that some settings were made of."""
+    """Say where two entries of a configuration first differ, since one entry may describe whole settings."""
     inside = ""
     if fields and isinstance(then, list) and len(then) == len(now):
         field, then, now = next(entry for entry in zip(fields, then, now, strict=True) if entry[1] != entry[2])
         name = f"{name}.{field}"
     while isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        if isinstance(now[0], str) and then[0] == now[0] and isinstance(now[-1], list):  # a function, and what made it
+        if isinstance(now[0], str) and then[0] == now[0] and isinstance(now[-1], list):  # a function with what made it
             inside = f" (in {now[0].replace('.<locals>', '')})"
         differing = [(one, other) for one, other in zip(then, now, strict=True) if repr(one) != repr(other)]
-        if not differing:  # NaN, which is no other NaN
+        if not differing:  # NaN differs from NaN
             break
         then, now = differing[0]
     texts = [repr(then), repr(now)]

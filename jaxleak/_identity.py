@@ -1,4 +1,4 @@
-"""What a computation depends on, in few letters, by which a later process asks whether it goes on with the same one."""
+"""Short descriptions of what a computation depends on, so that a later process can check that it resumes the same."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ from jaxleak import _configuration
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 
-#: Share of an array's norm by which its sketches may differ. Rounding on another device stays far below, and
-#: other data far above.
+#: Share of an array's norm by which two sketches of it may differ. Rounding on another device changes a sketch far
+#: less, and other data far more.
 _ROUNDING = 1e-3
 
 
@@ -22,7 +22,7 @@ def of_key(key: jax.Array) -> str:
 
 
 def digest_of(settings: Any) -> str:
-    """A digest of what an attack was made of, without the last digits of numbers."""
+    """A digest of an attack's settings, without the last digits of numbers."""
     described = json.dumps(_configuration.described(settings, (id(settings),), coarse=True))
     return hashlib.sha256(described.encode()).hexdigest()
 
@@ -30,7 +30,8 @@ def digest_of(settings: Any) -> str:
 def of_arrays(tree: PyTree) -> dict[str, Any]:
     """A sketch of all arrays of a tree, to be compared by `same`.
 
-    It is no hash: a device that sums in another order computes the same observation with other last bits.
+    A sketch is not a hash, because a device that sums in another order computes the same observation with other last
+    bits.
 
     Returns:
         By the name of each array, its shape, its norm, and its inner product with fixed signs.
@@ -39,14 +40,14 @@ def of_arrays(tree: PyTree) -> dict[str, Any]:
 
 
 def same(now: Any, then: Any) -> bool:
-    """Whether two of these descriptions are of the same thing; `then` may come from a damaged file."""
+    """Whether two descriptions of this module mean the same; `then` may come from a damaged file."""
     if not isinstance(now, dict):
         return bool(now == then)
     return isinstance(then, dict) and now.keys() == then.keys() and all(_close(now[name], then[name]) for name in now)
 
 
 def _sketch(leaf: Any) -> list[Any]:
-    # A state begins with infinite losses, which the file's JSON does not know.
+    # A state begins with infinite losses, which JSON cannot hold.
     values = np.nan_to_num(
         np.asarray(_configuration.without_type(leaf), np.float64), nan=2.0, posinf=1.0, neginf=-1.0
     ).ravel()

@@ -1,4 +1,4 @@
-"""What settings were made of, as one line that a person can read: functions by their names and their numbers."""
+"""Describe settings in one line that a person can read: functions by their names and their numbers."""
 
 import functools
 import types
@@ -9,9 +9,9 @@ from typing import Any
 def in_words(value: Any) -> str:
     """One line for a value of some settings, such as `top_share(per_tensor=no, percent=50)`.
 
-    A function that another one made has the name of that other one, with the numbers, texts and functions that it was
-    made of. An optimizer of optax is the parts that it applies one after the other, and a weighted sum of distances
-    looks like `1 relative_l1 + 1 cosine`.
+    A function that was made by another function has the maker's name, with the numbers, texts and functions that it was
+    made of. An optimizer of optax is written as the parts that it applies one after the other. A weighted sum of
+    distances looks like `1 relative_l1 + 1 cosine`.
 
     Args:
         value: a number, a text, a function, an optimizer, a named tuple, or tuples, lists and dictionaries of these;
@@ -51,7 +51,7 @@ def _function(value: Callable[..., Any], inside: tuple[int, ...]) -> str:
         return name
     within = (*inside, id(value))
     made_of = dict(_made_of(value))
-    if name == "with_extra_args_support":  # optax wraps what takes no other arguments, and changes nothing by it
+    if name == "with_extra_args_support":  # optax wraps transforms without other arguments, to no effect
         return _said(made_of["tx"], within) if "tx" in made_of else name
     if name == "chain" and isinstance(parts := made_of.get("update_fns"), tuple):
         return ", then ".join(_said(part, within) for part in parts)
@@ -59,13 +59,13 @@ def _function(value: Callable[..., Any], inside: tuple[int, ...]) -> str:
         return " + ".join(f"{_said(weight, within)} {_said(distance, within)}" for weight, distance in terms)
     if name == "scale_by_schedule" and _name(rate := made_of.get("step_size_fn")) == "scale_by_learning_rate":
         return _said(rate, within)
-    # What a maker defines for its own use is part of its name.
+    # Functions that a maker defines for its own use are left out: the maker's name stands for them.
     told = [(of, entry) for of, entry in made_of.items() if entry is not None and not _is_part(entry, name)]
     return _called(name, told, within)
 
 
 def _made_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of what a function was made of."""
+    """Names and values in a function's closure."""
     code, cells = getattr(value, "__code__", None), getattr(value, "__closure__", None)
     for name, cell in zip(code.co_freevars, cells, strict=True) if code and cells else ():
         if cell != types.CellType():
@@ -79,7 +79,7 @@ def _is_part(value: Any, of: str) -> bool:
 
 
 def _name(value: Any) -> str:
-    """The name of a function, or of the one that made it."""
+    """The name of a function, or of the function that made it."""
     return str(getattr(value, "__qualname__", "")).partition(".<locals>")[0].rpartition(".")[2]
 
 

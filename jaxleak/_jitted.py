@@ -1,4 +1,4 @@
-"""Compiled functions of objects that come and go, such as models that are audited one after the other."""
+"""Compile functions of short-lived objects, such as models that are audited one after the other."""
 
 import functools
 from collections.abc import Callable
@@ -13,10 +13,10 @@ _Result = TypeVar("_Result")
 def jitted_for_few(
     *static: int, kept: int = 8
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """`jax.jit` with static arguments at these places, in ascending order, which are forgotten after some others.
+    """Make a `jax.jit` that forgets old static arguments; `static` are their places, in ascending order.
 
-    A cache of JAX's own keeps every static argument, such as a model with its weights, until the process ends. Here
-    the values that were used last stay with their programs, so many as are `kept`. Arguments are given by position.
+    JAX's own cache keeps every static argument, such as a model with its weights, until the process ends. Here only the
+    `kept` values that were used last stay, with their programs. Callers give all arguments by position.
     """
 
     def wrapped(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

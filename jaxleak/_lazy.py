@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used, so that options are read before JAX is imported."""
+"""Packages that import their names when these are first used, so that options are read before JAX is imported."""
 
 import importlib
 import sys
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def lazy(package: str, module_of: Mapping[str, str], *, functions: Collection[str] = ()) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+    """Make the `__getattr__` of a package.
 
     Args:
         package: the package's full name.
-        module_of: public name to the submodule that has it; a submodule's own name stands for the submodule.
+        module_of: maps a public name to the submodule that has it; a submodule's own name stands for the submodule.
         functions: public names of functions whose submodules need JAX. As long as nobody has imported JAX, such a name
             is a function that imports the submodule when it is called.
 
     Returns:
-        A function from a name to what it stands for, which raises `AttributeError` on any other name.
+        A function that maps a name to its object and raises `AttributeError` on any other name.
     """
 
     def find(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One writer per folder: a lock of the operating system, which the death of its holder releases by itself."""
+"""One writer per folder: a lock of the operating system, which is released when its holder ends or is killed."""
 
 import contextlib
 import errno
@@ -12,13 +12,14 @@ from pathlib import Path
 import filelock
 
 LOCK_FILE = ".lock"
-#: The file that names the holder. The lock file cannot do it, since Windows lets nobody else read a locked file.
+#: The file that names the holder. The lock file cannot name it, since Windows lets nobody else read a locked file.
 HOLDER_FILE = ".lock.holder"
 
-#: What file systems without locks answer; runs on them are not protected from each other.
+#: Errors of file systems without locks; runs on them are not protected from each other.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-#: Seconds to ask for the lock: a holder that ends takes its file away, and whoever asks just then has to ask again.
+#: Seconds to keep asking for the lock. A holder that ends removes its file, and whoever asks at that moment must ask
+#: again.
 _PATIENCE = 0.1
 
 _held: "weakref.WeakValueDictionary[Path, FolderLock]" = weakref.WeakValueDictionary()
@@ -52,14 +53,14 @@ def _holder(folder: Path) -> str:
     try:
         holder = json.loads((folder / HOLDER_FILE).read_bytes())
         return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has the lock, and has not written its name yet
+    except (OSError, ValueError, KeyError, TypeError):  # the holder has not written its name yet
         return "another process"
 
 
 def _give_back(lock: filelock.BaseFileLock, folder: Path, owner: int) -> None:
     if os.getpid() != owner:  # a forked child shares the lock, and must leave it to its parent
         return
-    # While the lock is held: whoever waits for a file that is gone asks for a new one.
+    # The files are removed while the lock is held: whoever waits for a removed file asks for a new one.
     for name in (HOLDER_FILE, LOCK_FILE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)
@@ -67,10 +68,10 @@ def _give_back(lock: filelock.BaseFileLock, folder: Path, owner: int) -> None:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Take, or share with the rest of this process, the lock of an existing folder.
+    """Take the lock of an existing folder, or share the lock that this process has.
 
     Raises:
-        FolderInUseError: if another process holds it; the message names the folder, that process and its host.
+        FolderInUseError: if another process holds the lock; the message names the folder, that process and its host.
         OSError: if the folder cannot be written.
     """
     folder = folder.resolve()

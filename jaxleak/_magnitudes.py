@@ -1,7 +1,7 @@
 """The largest entries of a tree, found by bisection on the bits of their magnitudes.
 
-Non-negative floats are ordered as their bit patterns are: one counting pass per bit and no sort, which on millions of
-entries is more than ten times cheaper.
+Non-negative floats have the same order as their bit patterns. So one counting pass per bit replaces a sort, which is
+more than ten times cheaper on millions of entries.
 """
 
 import math
@@ -14,7 +14,7 @@ from jaxleak import _validate
 
 
 def share_count(total: int, percent: float) -> int:
-    """How many of `total` entries `percent` of them are: rounded up, at least one.
+    """How many entries make `percent` of `total` entries, rounded up and at least one.
 
     Raises:
         ValueError: if there are no entries, or `percent` is not in (0, 100].
@@ -28,11 +28,11 @@ def share_count(total: int, percent: float) -> int:
 
 
 def magnitude_threshold(leaves: Sequence[jax.Array], percent: float) -> jax.Array:
-    """The smallest magnitude among the `percent` largest of all entries of all leaves, exactly.
+    """The exact smallest magnitude among the largest `percent` of all entries of all leaves.
 
     `|leaf| >= threshold` holds for the k = ceil(n percent / 100) largest of n entries and for those that tie with the
-    last of them, and for no others. One pass over the data per bit (31 in float32); may be jitted, vmapped and scanned.
-    NaN counts as larger than infinity.
+    last of them, and for no others. The search takes one pass over the data per bit (31 in float32), and may be jitted,
+    vmapped and scanned. NaN counts as larger than infinity.
 
     Args:
         leaves: real arrays, at least one entry in all.
@@ -54,16 +54,16 @@ def _float_type(leaves: Sequence[jax.Array]) -> jnp.dtype:
 
 
 def magnitude_bits(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-    """Magnitudes as non-negative integers of the same order."""
+    """Magnitudes as non-negative integers with the same order."""
     dtype = _float_type(leaves)
     integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
     return [jax.lax.bitcast_convert_type(jnp.abs(leaf).astype(dtype), integer) for leaf in leaves]
 
 
-@jax.jit  # else every call outside of a compiled function compiles the loop anew
+@jax.jit  # without this, every call outside of a compiled function compiles the loop anew
 def kth_largest(bits: Sequence[jax.Array], k: int) -> jax.Array:
-    """The k-th largest of non-negative integers in several arrays, built from its highest bit down."""
-    # One array: on CPU a reduction per leaf and pass costs half as much again, and so do several bits per pass.
+    """The k-th largest of the non-negative integers in several arrays, built from its highest bit down."""
+    # The arrays become one: on CPU a reduction per leaf and pass costs 1.5 times as much, as do several bits per pass.
     together = jnp.concatenate([b.ravel() for b in bits])
     dtype = together.dtype
     highest = jnp.iinfo(dtype).bits - 2  # the sign bit is never set
@@ -77,5 +77,5 @@ def kth_largest(bits: Sequence[jax.Array], k: int) -> jax.Array:
 
 
 def reaches(leaf: jax.Array, threshold: jax.Array) -> jax.Array:
-    """Whether magnitudes are at least `threshold`; NaN is, so that no selection makes a broken payload finite."""
+    """Whether magnitudes are at least `threshold`; NaN counts as such, so that no selection hides a broken payload."""
     return ~(jnp.abs(leaf) < threshold)

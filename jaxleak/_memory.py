@@ -1,4 +1,4 @@
-"""Programs that do not fit in memory: refused before their first step, with what they need and what lowers it."""
+"""Refuse programs that do not fit in memory before their first step; say what they need and what lowers the need."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ def within_memory(lowered: Any, advice: str) -> Iterator[None]:
 
     Args:
         lowered: `jitted.lower(...)`, or None to check nothing. Calling `jitted` later compiles nothing again.
-        advice: the option that lowers the need, as the message shall say it.
+        advice: the option that lowers the need, in the words of the message.
 
     Raises:
-        MemoryError: if the program needs more beyond its arguments, which are there already, than its device says is
-            free; or instead of XLA's RESOURCE_EXHAUSTED.
+        MemoryError: if the program needs more memory than its device says is free, not counting its arguments, which
+            are there already; or in the place of XLA's RESOURCE_EXHAUSTED.
     """
     if lowered is None:
         yield
@@ -79,7 +79,7 @@ def _free_of_control_group() -> int | None:
     try:
         limit, used = (_CGROUP / "memory.max").read_text(), (_CGROUP / "memory.current").read_text()
         return int(limit) - int(used)
-    except (OSError, ValueError):  # not in one, or its limit is the word "max"
+    except (OSError, ValueError):  # not in a control group, or its limit is the word "max"
         return None
 
 

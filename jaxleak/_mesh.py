@@ -1,4 +1,4 @@
-"""A mesh over the devices of all processes, arrays placed on it, and their values back on every host."""
+"""Make a mesh over the devices of all processes, place arrays on it, and gather their values on every host."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def device_mesh(devices_per_process: int) -> Mesh:
     """A mesh of the first `devices_per_process` devices of every process.
 
     Raises:
-        ValueError: if a process has fewer.
+        ValueError: if a process has fewer devices.
     """
     chosen: list[Any] = []
     for process in range(jax.process_count()):
@@ -32,14 +32,14 @@ def device_mesh(devices_per_process: int) -> Mesh:
 
 
 def divided(mesh: Mesh, rank: int, axis: int) -> NamedSharding:
-    """One of `rank` axes divided among the devices; negative ones count from the last."""
+    """Sharding that divides one of `rank` axes among the devices; a negative axis counts from the last."""
     spec: list[str | None] = [None] * rank
     spec[axis] = AXIS
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Everything on every device."""
+    """Sharding that puts the whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -52,10 +52,10 @@ def mesh_of(array: Any) -> Mesh | None:
 
 
 def place(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """Put arrays that every process holds whole (N, ...) onto a mesh; each device receives its part only.
+    """Put arrays (N, ...) onto a mesh; every process holds the whole arrays, and each device receives its part only.
 
     Raises:
-        ValueError: if a divided axis is no multiple of the number of devices.
+        ValueError: if a divided axis is not a multiple of the number of devices.
     """
 
     def one(leaf: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Orbax without reports of its own, where an exception says in one line what is wrong."""
+"""Silence Orbax's own reports, since an exception says in one line what is wrong."""
 
 import contextlib
 import logging
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Orbax from printing a traceback of its own, beside the exception that it raises.
+    """Keep Orbax from printing its own tracebacks in addition to the exception that it raises.
 
     Orbax gives up at the first array that cannot be read or written, and closes its event loop while TensorStore still
-    works on other arrays. Each of these threads then reports a closed loop, and asyncio reports that nobody asked for
-    the error of each other array. Both are consequences of the first error.
+    works on other arrays. Each of TensorStore's threads then reports a closed loop, and asyncio reports that nobody
+    retrieved the errors of the other arrays. Both are consequences of the first error.
     """
     logger = logging.getLogger("absl")
     before = logger.level
@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
     logging.getLogger("asyncio").addFilter(_not_of_orbax)  # adding it again changes nothing
     try:
         yield
-        # After a failure both stay, since what is still at work ends later.
+        # After a failure the hook and the filter stay, since threads that still work end later.
         sys.unraisablehook = hook
         if hook is not _without_late_threads:
             logging.getLogger("asyncio").removeFilter(_not_of_orbax)
@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
 
 
 class _LateThreads:
-    """An unraisable hook that leaves out what threads report of a closed event loop."""
+    """An unraisable hook that leaves out threads' reports of a closed event loop."""
 
     shown_by = staticmethod(sys.__unraisablehook__)
 
@@ -46,7 +46,7 @@ class _LateThreads:
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a record is shown: not if it is of an error in Orbax' code that nobody asked for."""
+    """Whether to show a log record: records of errors in Orbax' code that nobody retrieved are left out."""
     if record.exc_info is None or "was never retrieved" not in record.getMessage():
         return True
     return not any("orbax" in Path(frame.filename).parts for frame in traceback.extract_tb(record.exc_info[2]))

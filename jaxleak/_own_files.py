@@ -1,4 +1,4 @@
-"""What stands under a name in somebody's Python file, which is run as it is."""
+"""Load the object of a given name from a user's Python file, which is run as it is."""
 
 import ast
 import contextlib
@@ -15,39 +15,39 @@ from typing import Any, NamedTuple
 
 
 class _Source(importlib.machinery.SourceFileLoader):
-    """Reads the file itself: compiled modules count as current if the file was last written in the same second."""
+    """Reads the source itself: a compiled module counts as current if its source changed within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is FILE.py:NAME of somebody's own, and none that is built in."""
+    """Whether a name is a user's own FILE.py:NAME rather than a built-in name."""
     return ":" in name
 
 
 def file_of(spec: str) -> Path:
-    """The file that "FILE.py:NAME" names."""
+    """The file in "FILE.py:NAME"."""
     return Path(spec.rpartition(":")[0])
 
 
 def short_name(spec: str) -> str:
-    """A name for folders and legends: "FILE-NAME" without the path; a name that is built in stays as it is."""
+    """A name for folders and legends: "FILE-NAME" without the path; a built-in name stays as it is."""
     return f"{file_of(spec).stem}-{spec.rpartition(':')[2]}" if is_own(spec) else spec
 
 
 def named_in_file(
     spec: str, *, inside: Callable[[Path], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 ) -> Any:
-    """What stands under the name in the file; the file is run.
+    """Run a file and return the object that has the given name in it.
 
     Args:
         spec: "FILE.py:NAME".
-        inside: given the file, makes the context in which it is run.
+        inside: makes, from the file's path, the context in which the file is run.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is no Python file, cannot be imported, or has no such name.
+        ValueError: if it is not a Python file, cannot be imported, or has no such name.
     """
     path, name = file_of(spec), spec.rpartition(":")[2]
     require_file(spec)
@@ -65,7 +65,7 @@ def named_in_file(
     try:
         with inside(path):
             loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever somebody's file does
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         sys.path.remove(str(path.parent))
         if not known:
             del sys.modules[path.stem]
@@ -78,7 +78,7 @@ def named_in_file(
 
 
 class Code(NamedTuple):
-    """What stands under a name in a file, and the sources that it was made of."""
+    """An object from a user's file, with the sources that it was made of."""
 
     value: Any
     sources: Mapping[str, bytes]  # by the file's path
@@ -86,7 +86,7 @@ class Code(NamedTuple):
 
 @functools.cache
 def read_once(spec: str) -> Code:
-    """What "FILE.py:NAME" names, as it was when this process first asked: an edit never mixes with an older version.
+    """Load "FILE.py:NAME" once per process, so that a later edit never mixes with an older version.
 
     Args:
         spec: "FILE.py:NAME".
@@ -107,11 +107,11 @@ def require_file(spec: str) -> None:
 
 
 def require_named(known: Collection[str], **named: str) -> None:
-    """Refuse a name that is neither built in nor FILE.py:NAME of a file that is there.
+    """Refuse a name that is neither built in nor FILE.py:NAME of an existing file.
 
     Args:
-        known: the names that are built in.
-        **named: a name by the option that it was given for, which messages mention.
+        known: the built-in names.
+        **named: names by the options that they were given for; messages mention the option.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -131,7 +131,7 @@ def require_named(known: Collection[str], **named: str) -> None:
 
 
 def _require_own_neighbours(spec: str) -> None:
-    """Refuse a file whose imports from its folder, direct or not, would get modules of that name from elsewhere."""
+    """Refuse a file if a module that it imports from its folder, directly or not, is loaded from elsewhere already."""
     path = file_of(spec)
     for file in sources_of(spec):
         package = file.name == "__init__.py" and file.parent.parent == path.parent
@@ -156,27 +156,27 @@ def _is_installed(name: str) -> bool:
 
 
 def made_of(spec: str, found: Callable[[Any], Any], number: float, what: str) -> Any:
-    """What a function of one number makes.
+    """Call a user's function with one number and return what it makes.
 
     Args:
         spec: "FILE.py:NAME" of the function.
         found: the function.
-        number: what the function is given.
-        what: what it is to make, as "settings" or "defense of strength 0.1".
+        number: the argument of the function.
+        what: what the function makes, for messages, such as "settings" or "defense of strength 0.1".
 
     Raises:
-        ValueError: if it needs other arguments or fails.
+        ValueError: if the function needs other arguments or fails.
     """
     if len(needed := needed_arguments(found)) > 1:
         raise ValueError(f"{spec} must need one argument, and needs {', '.join(needed)}")
     try:
         return found(number)
-    except Exception as error:  # whatever somebody's code does
+    except Exception as error:  # a user's code may raise anything
         raise ValueError(f"{spec} makes no {what}: {told(error, file_of(spec))}") from error
 
 
 def told(error: BaseException, path: Path) -> str:
-    """The error in a line, with the line of the file that raised it where the traceback has one."""
+    """The error as one line, with the number of the file's line that raised it if the traceback has one."""
     inside = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     line = f" (line {inside[-1]})" if inside else ""
     return f"{type(error).__name__}: {error}{line}"
@@ -185,7 +185,7 @@ def told(error: BaseException, path: Path) -> str:
 def needed_arguments(found: Callable[..., Any]) -> list[str]:
     """Names of the arguments that a call needs."""
     is_class = isinstance(found, type)
-    try:  # not of the class itself: the libraries' metaclasses take any arguments
+    try:  # a class is not inspected itself: the libraries' metaclasses take any arguments
         parameters = list(inspect.signature(found.__init__ if is_class else found).parameters.values())
     except (TypeError, ValueError):
         return []
@@ -194,7 +194,7 @@ def needed_arguments(found: Callable[..., Any]) -> list[str]:
 
 
 def sources_of(spec: str) -> list[Path]:
-    """The file that "FILE.py:NAME" names, and what it imports from its own folder, directly or not; sorted."""
+    """The file in "FILE.py:NAME" and the files that it imports from its own folder, directly or not; sorted."""
     require_file(spec)
     found: set[Path] = set()
     waiting, folder = [file_of(spec)], file_of(spec).parent
@@ -207,7 +207,7 @@ def sources_of(spec: str) -> list[Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """The first words of the modules that a Python file imports."""
+    """The first part of the name of every module that a Python file imports."""
     names: set[str] = set()
     try:
         tree = ast.parse(path.read_bytes())
@@ -222,6 +222,6 @@ def _imported(path: Path) -> set[str]:
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
-    """The source of a module or of a package in this folder; nothing if it is elsewhere."""
+    """The source files of a module or package in this folder; none if it is elsewhere."""
     alone = folder / f"{name}.py"
     return [alone] if alone.is_file() else sorted((folder / name).rglob("*.py"))

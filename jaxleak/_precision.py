@@ -1,8 +1,8 @@
-"""Products in float32 on accelerators, where JAX rounds their factors unless it is told not to."""
+"""Compute products in float32 on accelerators, where JAX by default rounds their factors."""
 
 import jax
 
-#: Settings by which factors stay in float32 or better; without any, `settle_products` has taken the first.
+#: Settings that keep factors in float32 or better; if none is set, `settle_products` sets the first.
 _UNROUNDED = (
     *("float32", "highest", "F32_F32_F32", "F64_F64_F64"),
     *("BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "TF32_TF32_F32_X3"),
@@ -14,9 +14,9 @@ def settle_products() -> None:
     """Have JAX multiply matrices in float32 on an accelerator, unless the user's own choice is set.
 
     By JAX's default the factors of products are rounded to TF32 on NVIDIA's GPUs (10 bits of fraction) and to bfloat16
-    on TPUs (7 bits). Closed forms, checks and certificates compare numbers more finely: with TF32 an audit missed leaks
-    that it finds in float32. The choice is JAX's own setting `jax_default_matmul_precision`, and stays for the process.
-    On CPUs products are in float32 anyway, and there the setting would make XLA's convolutions many times slower.
+    on TPUs (7 bits). Closed forms, checks and certificates need more digits: with TF32 an audit missed leaks that it
+    finds in float32. The choice is JAX's own setting `jax_default_matmul_precision`, and stays for the process. On CPUs
+    products are in float32 anyway, and there the setting would make XLA's convolutions many times slower.
     """
     if _setting() is None and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", "float32")

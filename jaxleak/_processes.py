@@ -14,7 +14,7 @@ def several_processes() -> bool:
         return False
     import jax
 
-    # The first question does not start a backend, which options may still configure.
+    # The first test does not start a backend, so options may still configure it.
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 

@@ -9,8 +9,8 @@ def stream_of(key: jax.Array, stream: enum.IntEnum, number: int = 0) -> jax.Arra
     """The scalar key of a stream.
 
     Args:
-        key: scalar key that all streams come from.
-        stream: what draws; streams of one key must have different numbers.
-        number: >= 0, which of several streams whose numbers follow that of `stream`.
+        key: scalar key from which all streams are derived.
+        stream: the stream; streams of one key must have different numbers.
+        number: >= 0, selects one of several streams, with numbers that follow the number of `stream`.
     """
     return jax.random.fold_in(key, int(stream) + number)

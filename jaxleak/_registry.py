@@ -1,4 +1,4 @@
-"""The names in a registry, off its source: for help and for clients that have no need to import the engine."""
+"""Read the names in a registry from its source, for help texts and for clients that do not import the engine."""
 
 import ast
 from pathlib import Path

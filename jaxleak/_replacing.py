@@ -8,9 +8,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside a file, to be written to; at the end it becomes the file.
+    """Give a path beside a file, to write to; at the end of the block it becomes the file.
 
-    A kill leaves the old file, or none. On an error what was written is removed, and the old file stays.
+    If the process is killed, the old file stays, if there was one. On an error the new path is removed, and the old
+    file stays.
     """
     partial = path.with_name(path.name + ".partial")
     try:

@@ -1,17 +1,17 @@
-"""What a client may state of itself, by name: for the help of a command, which imports nothing that is heavy."""
+"""Names of what a client may state of itself, for the help of a command, which imports nothing heavy."""
 
 from typing import Literal, get_args
 
-#: "gradient": of the loss. "difference": the weights after the local steps minus those before. "weights": the weights
-#: after the local steps.
+#: What an update holds. "gradient": the gradient of the loss. "difference": the weights after the local steps minus
+#: those before. "weights": the weights after the local steps.
 Kind = Literal["gradient", "difference", "weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: The loss that all attacks know, the one of which signs tell the labels, and any other.
+#: Losses: the one that all attacks know, the one whose labels can be told from signs, and any other.
 LOSSES = ("cross_entropy", "binary_cross_entropy", "other")
 
 #: How a loss is reduced over a batch.
 REDUCTIONS = ("mean", "sum")
 
-#: By which statistics normalisation layers normalise: the batch's, or the running ones.
+#: Modes of normalisation layers: "train" uses the batch's statistics, "eval" the running ones.
 MODES = ("train", "eval")

@@ -1,8 +1,8 @@
-"""How far a client's steps move the weights; without JAX, since clients of other frameworks ask it too."""
+"""How far a client's steps move the weights; this needs no JAX, since clients of other frameworks use it too."""
 
 
 def weight_of_steps(steps: int, momentum: float = 0.0) -> float:
-    """The weights that the gradients of all steps have in an update together; without momentum, one each.
+    """Sum of the weights that the gradients of all steps have in an update; without momentum each weight is one.
 
     A step moves the weights by the velocity `v_t = momentum v_{t-1} + g_t`, so that the gradient of step s has the
     weight `1 + momentum + ... + momentum^(S - s)` in the sum of all S steps.

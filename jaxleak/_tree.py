@@ -21,7 +21,7 @@ def dot(a: PyTree, b: PyTree) -> jax.Array:
 
 
 def wide(leaf: jax.Array) -> jax.Array:
-    """The leaf in a type whose squares neither overflow at 300 nor vanish at 1e-4, as those of 16 bits do."""
+    """The leaf in float32 or wider; in 16 bits the square of 300 overflows, and that of 1e-4 vanishes."""
     leaf = jnp.asarray(leaf)
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
@@ -37,13 +37,13 @@ def norm(tree: PyTree) -> jax.Array:
 
 
 def root(square: jax.Array) -> jax.Array:
-    """Square root whose gradient at zero is zero instead of infinite; what is not a number stays so."""
+    """Square root whose gradient at zero is zero instead of infinite; NaN stays NaN."""
     zero = square == 0
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, square)))
 
 
 def clip_factor(tree: PyTree, clip: float) -> jax.Array:
-    """min(1, clip / norm), what a tree is multiplied with so that its norm over all leaves is at most `clip`."""
+    """min(1, clip / norm), the factor that brings the norm over all leaves of a tree to at most `clip`."""
     return jnp.minimum(1.0, clip / jnp.maximum(norm(tree), jnp.finfo(jnp.float32).tiny))
 
 
@@ -54,7 +54,7 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
-    """Leaf by leaf, of two trees of the same structure."""
+    """Choose leaf by leaf between two trees of the same structure."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
@@ -80,7 +80,7 @@ def below(names: Iterable[str], paths: Collection[str] | None) -> list[str]:
     """The names that are one of the paths or lie below one; all names if paths are None.
 
     Raises:
-        ValueError: if the paths are a text, whose letters would be taken for paths.
+        ValueError: if `paths` is a text, since its letters would be taken for paths.
     """
     if isinstance(paths, str):
         raise ValueError(f"paths of leaves must be a tuple, such as ({paths!r},), got a text")

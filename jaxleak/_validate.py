@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-#: What the arrays of an attack can hold.
+#: Largest number that the arrays of an attack can hold.
 LARGEST = float(np.finfo(np.float32).max)
-#: How far from one the sum of a row of soft labels may be; those in 16 bits round to that.
+#: How far from one the sum of a row of soft labels may be; labels in 16 bits are rounded by that much.
 SUM_ROUNDING = 1e-2
-#: Whole numbers up to more than this are taken for bytes.
+#: Pixels that are whole numbers and exceed this are taken for bytes.
 LARGEST_PIXEL = 16.0
 
 
@@ -53,7 +53,7 @@ def _whole(named: dict[str, int]) -> None:
 
 
 def seeds(**named: int | Collection[int]) -> None:
-    """Raise `ValueError` unless every value is a seed, or at least one seed and none of them twice.
+    """Raise `ValueError` unless every value is a seed, or holds at least one seed and none of them twice.
 
     A seed is a whole number in [0, 2^32): `jax.random.key` reads 32 bits only, so that 2^32 would be the seed 0 again.
     """
@@ -128,7 +128,7 @@ def some_of(allowed: Collection[str], **named: Collection[str]) -> None:
 
 
 def _in_some_range(name: str, value: Any) -> bool:
-    """Whether a number is any but NaN, which is in no range; raise `ValueError` if it is no number."""
+    """Whether a number is not NaN, which is in no range; raise `ValueError` if the value is not a number."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -136,7 +136,7 @@ def _in_some_range(name: str, value: Any) -> bool:
     except OverflowError:  # an integer that no float can hold
         return True
     except TypeError as error:
-        # The range alone would be a riddle: "0.1" looks as if it were in it.
+        # A message about the range alone would mislead: the text "0.1" looks as if it were in the range.
         raise ValueError(f"{name} must be a number, got a {type(value).__name__}: {value!r}") from error
 
 
@@ -168,8 +168,7 @@ def batch_labels(y: Any, samples: int, num_classes: int, *, distributions: bool 
     """Raise `ValueError` unless y is (samples,) integers in [0, num_classes), or (samples, num_classes) soft labels.
 
     Soft labels are finite and >= 0, and rows sum to one where they must be `distributions`: under a cross-entropy, but
-    not under a loss of several labels per image. The values of a traced y are not there to be looked at: only its shape
-    and dtype are checked.
+    not under a loss of several labels per image. A traced y has no values yet, so only its shape and dtype are checked.
     """
     import jax  # for its tracers alone; options are checked before JAX is imported
 
@@ -237,7 +236,7 @@ def batch_as_planned(index: Any, batch_size: int) -> None:
 def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     """Raise `ValueError` unless x is (B, 1, H, W, channels) floats: images of one party, as a `Batch` holds them.
 
-    Values, which tracers and shapes do not have, must not be those of bytes.
+    If x has values, they must not be those of bytes; tracers and shapes have none.
     """
     shape, wanted = tuple(x.shape), (1, *image_shape)
     if shape[1:] != wanted:
@@ -248,7 +247,8 @@ def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
     import jax  # for tracers alone
 
     values = np.zeros(0) if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) else np.asarray(x)
-    # Bytes that were made floats; normalised pixels and columns of tables may be large, and are not whole.
+    # This finds bytes that were made floats. Normalised pixels and columns of tables may be large too, but are not
+    # whole.
     if values.max(initial=0) > LARGEST_PIXEL and values.min() >= 0 and (values == np.round(values)).all():
         raise ValueError(
             f"x of a batch must hold pixels in [0, 1], got whole numbers up to {values.max():.4g}: divide by 255"
@@ -256,14 +256,14 @@ def batch_of_images(x: Any, image_shape: tuple[int, int, int]) -> None:
 
 
 def made(kind: type, maker: str, **named: Any) -> None:
-    """Raise `ValueError` unless every value is of this kind; `maker` is what makes one."""
+    """Raise `ValueError` unless every value is of this kind; `maker` names what makes such a value."""
     for name, value in named.items():
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be {_one(kind)}, as {maker} makes, got {kind_of(value)}")
 
 
 def granted_paths(**named: Any) -> None:
-    """Raise `ValueError` unless every value is None or a tuple of texts: a compiled program is kept by its hash."""
+    """Raise `ValueError` unless every value is None or a tuple of texts, which keys a compiled program by its hash."""
     for name, value in named.items():
         if value is not None and not (isinstance(value, tuple) and all(isinstance(path, str) for path in value)):
             raise ValueError(f'{name} must be a tuple of paths, such as ("first/bias",), or None, got {value!r}')
@@ -344,7 +344,7 @@ def weights(tree: Any) -> None:
 def finite_arrays(**named: np.ndarray) -> None:
     """Raise `ValueError` unless all entries are finite.
 
-    Comparisons with NaN are false, so that an answer would come out that no gradient speaks for.
+    Comparisons with NaN are false, so without this check there would be an answer that no gradient supports.
     """
     for name, values in named.items():
         wrong = values[~np.isfinite(values)]

@@ -1,4 +1,4 @@
-"""Checkpoints of long reconstructions: a thin wrapper of Orbax that knows which configuration it belongs to.
+"""Checkpoints of long reconstructions: a thin wrapper of Orbax that records the configuration of the run.
 
 Orbax and JAX are imported where they are used: they take seconds, and a command's --help needs none of them.
 """
@@ -29,10 +29,10 @@ CONFIG_FILE = "config.json"
 STEPS = "steps"
 DAMAGED = "damaged"
 
-#: Orbax keeps what `save` says of a checkpoint in this file of its folder, and the arrays in this folder.
+#: In a checkpoint's folder, Orbax keeps the metadata of `save` in this file and the arrays in this subfolder.
 _METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
-#: What `save` says: a checksum of the arrays, their shapes, the checkpoint's number, whose it is, its history, and what
-#: it was computed from.
+#: Entries of that metadata: a checksum of the arrays, their shapes and dtypes; and the checkpoint's number, its
+#: configuration, its history, and what it was computed from.
 _CHECKSUM, _SHAPES, _DTYPES = "crc32", "shapes", "dtypes"
 _STEP, _OWNER, _HISTORY, _ORIGIN = "step", "configuration", "history", "origin"
 
@@ -40,11 +40,11 @@ _STEP, _OWNER, _HISTORY, _ORIGIN = "step", "configuration", "history", "origin"
 class Checkpoints:
     """Numbered checkpoints of one run in one folder; the newest two are kept.
 
-    Orbax writes into a temporary folder and renames it when complete, so a kill or a full disk in the middle of a
-    save leaves the previous checkpoint valid. Each carries a checksum, since damaged values would be read as they are,
-    and the name of the configuration, since a folder may have been copied from elsewhere.
-    While this object lives, other processes are kept out of the folder. In a run of several processes each of them
-    makes and calls this alike, on a folder that all of them see; the first one writes what is not sharded.
+    Orbax writes into a temporary folder and renames it when complete, so a kill or a full disk in the middle of a save
+    leaves the previous checkpoint valid. Each checkpoint has a checksum, because damaged values could be read without
+    an error. It also has a digest of the configuration, because a folder may be a copy from elsewhere. While this
+    object lives, other processes are kept out of the folder. In a run of several processes, each process makes this
+    object and makes the same calls, on a folder that all of them see; the first process writes what is not sharded.
     """
 
     def __init__(self, folder: str | Path, config: dict[str, Any], *, fresh: bool = False):
@@ -55,14 +55,14 @@ class Checkpoints:
             config: what the run depends on: numbers, texts, functions, arrays, and lists and dictionaries of these,
                 such as an attack's settings. A function counts by its name and by the numbers, texts, arrays and
                 functions that it was made of. An array counts by its `fingerprint`.
-            fresh: start over. What is there is not read, and is deleted by the first `save`, so that a run that fails
-                before it has anything to save loses nothing.
+            fresh: start over. Existing checkpoints are not read. The first `save` deletes them, so that a run that
+                fails before it has anything to save loses nothing.
 
         Raises:
-            ConfigMismatchError: if the folder holds checkpoints of another configuration; names the fields.
+            ConfigMismatchError: if the folder holds checkpoints of another configuration; the message names the fields.
             FolderInUseError: if another process writes to the folder.
             OSError: if the folder cannot be written.
-            ValueError: if the configuration holds what no file can keep.
+            ValueError: if the configuration holds a value that cannot be written to a file.
         """
         self.folder = Path(folder).absolute()
         self._config = json.loads(json.dumps(described(config)))
@@ -95,10 +95,11 @@ class Checkpoints:
 
     def _open(self) -> "ocp.CheckpointManager":
         if _processes.is_writer():
-            # What a kill left of a save; the lock is ours, so nobody writes there. Orbax cleans up later, if at all.
+            # Remove what a killed save left. We hold the lock, so nobody is writing there. Orbax cleans up later, if at
+            # all.
             for leftover in (self.folder / STEPS).glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(leftover)
-            # Orbax reads all of them when it opens, and takes the form of all from the newest, so none may be a wreck.
+            # Orbax reads all checkpoints when it opens, and takes their form from the newest, so none may be damaged.
             for step in self._steps():
                 if (problem := self._problem(step)) is not None:
                     self._set_aside(step, problem)
@@ -109,12 +110,12 @@ class Checkpoints:
         return ocp.CheckpointManager(self.folder / STEPS, options=options)
 
     def _steps(self) -> list[int]:
-        """Numbers of all that looks like a checkpoint by its name, the newest first."""
+        """Numbers of all folders whose names are those of checkpoints, the newest first."""
         names = [path.name for path in (self.folder / STEPS).glob("[0-9]*") if path.name.isdecimal()]
         return sorted((int(name) for name in names if str(int(name)) == name), reverse=True)
 
     def _metadata(self, step: int) -> dict[str, Any]:
-        """What `save` said of a checkpoint; `ValueError` says what is wrong with the checkpoint's folder."""
+        """The metadata that `save` wrote of a checkpoint; raises `ValueError` with what is wrong with its folder."""
         folder = self.folder / STEPS / str(step)
         if not (folder / _ARRAYS).is_dir():
             raise ValueError("its arrays are missing")
@@ -128,7 +129,7 @@ class Checkpoints:
         return found
 
     def _problem(self, step: int) -> str | None:
-        """What is wrong with a checkpoint as far as can be seen without reading its arrays."""
+        """What is wrong with a checkpoint, as far as its metadata shows without its arrays; None if nothing is."""
         try:
             found = self._metadata(step)
         except ValueError as error:
@@ -136,7 +137,7 @@ class Checkpoints:
         return None if found.get(_OWNER, self._owner) == self._owner else "it belongs to another configuration"
 
     def _bind(self) -> None:
-        """Compare the configuration with that of the checkpoints, and write it down."""
+        """Compare this run's configuration with that of the checkpoints, and write it to the folder."""
         file = self.folder / CONFIG_FILE
         # A run that never reached its first checkpoint binds nobody to its configuration.
         owners = {found.get(_OWNER, self._owner) for found in map(self._metadata_if_any, self._steps()) if found}
@@ -165,15 +166,16 @@ class Checkpoints:
             return {}
 
     def bind(self, origin: dict[str, Any]) -> None:
-        """From now on the checkpoints are of a computation from `origin`; `audit.run` and `audit.invert` call this.
+        """Record what the next checkpoints are computed from; `audit.run` and `audit.invert` call this.
 
-        Checkpoints that were saved before there was such a record are taken as they are.
+        Checkpoints without such a record are accepted as they are.
 
         Args:
-            origin: by the name that a message gives it, a description by `jaxleak._identity`; JSON-serialisable.
+            origin: descriptions by `jaxleak._identity`, by the names that messages use; JSON-serialisable.
 
         Raises:
-            ConfigMismatchError: naming what differs, if the newest checkpoint was computed from something else.
+            ConfigMismatchError: if the newest checkpoint was computed from something else; the message names what
+                differs.
         """
         from jaxleak import _identity
 
@@ -195,10 +197,11 @@ class Checkpoints:
         Args:
             step: number of the checkpoint.
             tree: the checkpoint's arrays; their shapes are the same in every checkpoint of a folder.
-            history: further arrays, of what happened until then; their shapes may change from one to the next.
+            history: further arrays, which record the run so far; their shapes may change from one checkpoint to the
+                next.
 
         Raises:
-            OSError: if it cannot be written (a full disk, say); earlier checkpoints stay valid.
+            OSError: if the checkpoint cannot be written (a full disk, say); earlier checkpoints stay valid.
         """
         import orbax.checkpoint as ocp
 
@@ -228,15 +231,15 @@ class Checkpoints:
     def restore_latest(self, tree: PyTree) -> PyTree:
         """The newest readable checkpoint, shaped like `tree`; `tree` itself if there is none.
 
-        A checkpoint that cannot be read is named, moved to `damaged/`, and the one before it is tried.
+        A checkpoint that cannot be read is reported and moved to `damaged/`, and the one before it is tried.
 
         Raises:
-            ConfigMismatchError: if it is whole and holds other arrays than `tree` has.
+            ConfigMismatchError: if the checkpoint is intact but holds other arrays than `tree` has.
         """
         return self.restore_with_history(tree)[0]
 
     def restore_with_history(self, tree: PyTree) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """As `restore_latest`, and the history that was saved with that checkpoint, empty if there is none."""
+        """Same as `restore_latest`, with the history that was saved with that checkpoint; empty if there is none."""
         import jax
         import orbax.checkpoint as ocp
 
@@ -255,7 +258,7 @@ class Checkpoints:
     def _restore(
         self, manager: "ocp.CheckpointManager", step: int, abstract: PyTree
     ) -> tuple[str | None, PyTree, dict[str, np.ndarray]]:
-        """What is wrong with a checkpoint; and its tree and history, if nothing is."""
+        """Restore a checkpoint: None with its tree and history, or else what is wrong with it."""
         if (problem := self._problem(step)) is not None:
             return problem, None, {}
         said = self._metadata(step)
@@ -283,7 +286,7 @@ class Checkpoints:
         return None, restored, {name: np.asarray(array) for name, array in history.items()}
 
     def _as_stored(self, step: int, stored: dict[str, str], abstract: PyTree) -> PyTree:
-        """The arrays of this run in the number formats of a checkpoint, where JAX makes the one of the other."""
+        """The arrays of this run in the dtypes of a checkpoint, where JAX itself would convert to that dtype."""
         import jax
 
         from jaxleak._tree import named_leaves, replaced
@@ -293,7 +296,7 @@ class Checkpoints:
             leaf, held = leaves[name], stored.get(name, wanted)
             if held == wanted:
                 continue
-            # A run may begin from arrays of 64 bits, of which JAX makes its own.
+            # A run may begin from arrays of 64 bits, which JAX converts to its own dtype.
             if held != str(jax.dtypes.canonicalize_dtype(leaf.dtype)):
                 raise ConfigMismatchError(
                     f"checkpoint {step} in {self.folder} holds {name} as {held}, and this run has {wanted}: "
@@ -339,14 +342,14 @@ def _shapes(tree: PyTree) -> str:
 
 
 def _dtypes(tree: PyTree) -> dict[str, str]:
-    """The number formats of the arrays by name; a Python number has none."""
+    """The dtypes of the arrays by name; a Python number has none."""
     from jaxleak._tree import named_leaves
 
     return {name: str(leaf.dtype) for name, leaf in named_leaves(tree).items() if hasattr(leaf, "dtype")}
 
 
 def _is_empty(leaf: Any) -> bool:
-    # Orbax refuses arrays without entries, whose shape says all there is to say; a zero is stored in their place.
+    # Orbax refuses arrays without entries. They hold nothing but a shape, so a zero is stored in their place.
     return np.size(leaf) == 0
 
 

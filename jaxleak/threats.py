@@ -28,13 +28,14 @@ __all__ = [
 
 
 class Threat(NamedTuple):
-    """What the attacker is granted of each round."""
+    """What an attacker may see of each round."""
 
     index: bool = True  # type: ignore[assignment]  # which samples took part (data-index alignment)
     labels: bool = False  # the true labels of the batch
     statistics: bool = False  # activation statistics of the batch
-    running_statistics: bool = False  # batch normalisation's running statistics, where params hold any
-    # Paths like "first/kernel" of gradient leaves, or like "first" of all that lies below; None grants all.
+    running_statistics: bool = False  # running statistics of batch normalisation, if params hold any
+    # Paths of gradient leaves, such as "first/kernel", or of groups, such as "first" for all leaves below; None grants
+    # all.
     payload: tuple[str, ...] | None = None
     # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
     party: int | None = None
@@ -59,12 +60,13 @@ def party_view(party: int, *, active: bool = False) -> Threat:
     """VFLRecon's attacker (section III): a participant that follows the protocol and looks at its own side only.
 
     Args:
-        party: number of the party, >= 0. It knows which samples take part: parties align their samples before training.
-        active: whether it has the labels as well. What a label holder receives at its top model is not granted: that
-            is `label_holder_view`.
+        party: number of the party, >= 0. A party knows which samples take part, since parties align their samples
+            before training.
+        active: whether the party has the labels as well. It is not granted what a label holder receives at its top
+            model; `label_holder_view` grants that.
 
     Raises:
-        ValueError: if party is no whole number >= 0.
+        ValueError: if party is not a whole number >= 0.
     """
     _check_party(party)
     return Threat(labels=active, party=party)
@@ -73,14 +75,15 @@ def party_view(party: int, *, active: bool = False) -> Threat:
 def label_holder_view(party: int | None = None) -> Threat:
     """The label holder of split vertical learning, which runs the top model and follows the protocol.
 
-    It has the labels, knows which samples take part, and sees what every party sends, as far as no cipher hides it,
-    what its own first layer gives, and its own parameters.
+    The label holder has the labels and knows which samples take part. It sees what every party sends, unless a cipher
+    hides it, the output of its own first layer, and its own parameters.
 
     Args:
-        party: number of its own party, >= 0, whose record it has as well; None if it holds no features.
+        party: number of the label holder's own party, >= 0, with a record that it sees as well; None if it holds no
+            features.
 
     Raises:
-        ValueError: if party is no whole number >= 0.
+        ValueError: if party is not a whole number >= 0.
     """
     if party is not None:
         _check_party(party)
@@ -88,7 +91,7 @@ def label_holder_view(party: int | None = None) -> Threat:
 
 
 def view(threat: Threat, transcript: Transcript) -> Observation:
-    """What `threat` grants of one round.
+    """The observation that `threat` grants of one round.
 
     Args:
         threat: the grants.
@@ -139,7 +142,8 @@ def _check_party(party: int) -> None:
 
 
 def _select(payload: PyTree, paths: tuple[str, ...]) -> PyTree:
-    # Unselected leaves become None. Compiled together with the protocol, XLA then drops the work behind them.
+    # Unselected leaves become None. If this is compiled together with the protocol, XLA then drops the work behind
+    # them.
     leaves = named_leaves(payload)
     granted = set(below(leaves, paths))
     for path in paths:

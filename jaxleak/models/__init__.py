@@ -1,9 +1,10 @@
 """Pure functional models, built from Flax Linen modules.
 
-Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`. Networks of your own enter it as
-they are, by `from_torch`, `from_flax`, `from_equinox`, `from_function` or `from_file` (docs/your_model.md). The
-built-in networks are ordinary Flax modules that enter by `classifier`, which also draws their weights. Models of
-vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top (`BottomTopModel`).
+Classifiers of whole images (`build`, `CLASSIFIERS`) share one contract, `Classifier`. Your own networks get this
+contract as they are, by `from_torch`, `from_flax`, `from_equinox`, `from_function` or `from_file` (docs/your_model.md).
+The built-in networks are ordinary Flax modules; `classifier` makes them a `Classifier`, which also draws their weights.
+Models of vertical learning are split at the first dense layer (`SplitModel`) or into bottoms and a top
+(`BottomTopModel`).
 """
 
 import inspect
@@ -56,7 +57,8 @@ def build(name: str, image_shape: tuple[int, ...], num_classes: int, **options: 
         options: options of the factory, such as `activation="sigmoid"` or `init="wide_uniform"`.
 
     Raises:
-        ValueError: on an unknown name, which the message answers with the known ones, or bad sizes and options.
+        ValueError: if the name is unknown, with a message that lists the known ones, or if a size or an option is
+            invalid.
     """
     _validate.one_of(tuple(CLASSIFIERS), model=name)
     factory = CLASSIFIERS[name]

@@ -1,8 +1,9 @@
 """Non-linearities, exact or with their kinks rounded off.
 
-An attacker who runs a copy of the victim's network may round the kinks: a gradient of a ReLU network is piecewise
-constant in many directions, and second-order attacks see nothing of the pieces next door. `sharpness` beta says how
-far: every smooth form deviates from the exact one by at most a constant / beta, and tends to it as beta grows.
+An attacker who runs a copy of the victim's network may round the kinks. The gradient of a ReLU network is piecewise
+constant in many directions, so without rounding a second-order attack cannot see the neighbouring pieces. `sharpness`
+(beta) says how far the kinks are rounded: every smooth form deviates from the exact one by at most a constant / beta,
+and tends to it as beta grows.
 """
 
 import functools
@@ -27,12 +28,12 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softplus": jax.nn.softplus,
 }
 
-#: Keeps a layer whose inputs are all equal from dividing by zero.
+#: Added to a standard deviation, so that a layer whose inputs are all equal does not divide by zero.
 _SMALLEST_SPREAD = 1e-12
 
 
 def in_units_of(z: jax.Array, sharpness: Sharpness) -> Sharpness:
-    """A relative sharpness as an absolute one: divided by the standard deviation of z, or None.
+    """Turn a relative sharpness into an absolute one: divide it by the standard deviation of z; None stays None.
 
     One number then rounds the kinks of every layer to the same degree, whatever the depth and the initialisation. No
     gradient flows through the standard deviation.
@@ -41,7 +42,7 @@ def in_units_of(z: jax.Array, sharpness: Sharpness) -> Sharpness:
 
 
 def soft_relu(z: jax.Array, sharpness: jax.Array | float) -> jax.Array:
-    """softplus(beta z) / beta: above relu(z) by at most log(2) / beta. Any shape; beta > 0 a scalar."""
+    """softplus(beta z) / beta, which exceeds relu(z) by at most log(2) / beta. Any shape; beta > 0 a scalar."""
     return _soft_relu(z, jnp.asarray(sharpness, z.dtype))
 
 
@@ -65,16 +66,17 @@ def smooth_max(
 ) -> jax.Array:
     """log(mean(exp(beta z))) / beta over one axis: a maximum without kinks.
 
-    Below the maximum by at most log(n) / beta, and equal to it where all n entries are equal. The other common choice,
-    a mean weighted by softmax(beta z), is closer when one entry stands out, but not monotone: it falls while an entry
-    far below the others rises. Here the derivative is softmax(beta z) itself: never negative, and adding up to one.
+    The result lies below the maximum by at most log(n) / beta, and equals it where all n entries are equal. The other
+    common choice is a mean weighted by softmax(beta z). It is closer when one entry stands out, but it is not monotone:
+    it falls while an entry far below the others rises. The derivative of the function here is softmax(beta z), which is
+    never negative and adds up to one.
 
     Args:
         z: any shape.
         axis: the axis that disappears.
         sharpness: beta > 0, a scalar that may be traced.
-        count: n, if entries that stand for nothing (far below all others) are not to be counted; its shape
-            broadcasts against that of the result. Default: the size of the axis.
+        count: n, the number of entries that count, if others are only padding far below them. Its shape broadcasts
+            against that of the result. Default: the size of the axis.
 
     Returns:
         The shape of z without `axis`, in the unit of z.

@@ -1,9 +1,10 @@
-"""What makes an algorithm for convolutions differentiable to any order, and batched, without leaving the algorithm.
+"""Primitives that make a convolution algorithm differentiable to any order, and batched, without leaving it.
 
 Fast algorithms transform images, kernels and outputs by linear maps. Automatic differentiation would transpose those
-maps operation by operation, which XLA runs slowly: slices become paddings, products end in transposed layouts. So two
-primitives carry their rules by hand: the convolution, and the correlation that is its derivative by the kernel. Both
-are bilinear, and the derivatives of either are the other and itself.
+maps operation by operation, which XLA runs slowly: slices become paddings, products end in transposed layouts. So this
+module makes two primitives with rules written by hand: the convolution, and the correlation, which is the derivative of
+the convolution with respect to its kernel. Both are bilinear, and their derivatives are convolutions and correlations
+again.
 """
 
 import functools
@@ -22,17 +23,18 @@ def closed_convolution(
     convolve: Callable[[jax.Array, jax.Array, bool], jax.Array],
     correlate: Callable[[jax.Array, jax.Array, Window], jax.Array],
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A 2-D cross-correlation of stride 1 whose zeros around keep the size, by an algorithm of one's own.
+    """Make a 2-D cross-correlation of stride 1, with zero padding that keeps the size, out of an algorithm.
 
     Args:
-        name: what the primitive is called; the other one's ends in "_by_kernel".
-        convolve: (G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O), G convolutions side by side; or its adjoint,
-            (G, B, H, W, O) and the same kernel to (G, B, H, W, C), which an algorithm may have without a copy of the
-            kernel.
-        correlate: the derivative of `<y, convolve(x, kernel)>` by the kernel, from x, y and (kh, kw).
+        name: name of the convolution primitive; the name of the correlation adds "_by_kernel".
+        convolve: maps (G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O), which are G convolutions side by side.
+            A third argument that is true asks for the adjoint, which maps (G, B, H, W, O) and the same kernel to (G, B,
+            H, W, C); an algorithm may do this without a copy of the kernel.
+        correlate: the derivative of `<y, convolve(x, kernel)>` with respect to the kernel, as a function of x, y and
+            (kh, kw).
 
     Returns:
-        A function of (B, H, W, C) and (kh, kw, C, O), kh and kw odd, to (B, H, W, O).
+        A function that maps (B, H, W, C) and (kh, kw, C, O), with odd kh and kw, to (B, H, W, O).
     """
 
     def by_image(x: jax.Array, kernel: jax.Array, *, adjoint: bool) -> jax.Array:
@@ -49,7 +51,7 @@ def closed_convolution(
     def correlation_of(x: jax.Array, y: jax.Array, window: Window, adjoint: bool) -> jax.Array:
         return correlation.bind(*((y, x) if adjoint else (x, y)), window=window)
 
-    # Cotangent and both operands, to the derivatives by the first and by the second.
+    # Each rule maps the cotangent and both operands to a derivative: one by the first operand, one by the second.
     ad.defbilinear(
         conv,
         lambda y, _, kernel, *, adjoint: conv.bind(y, kernel, adjoint=not adjoint),
@@ -67,7 +69,7 @@ def closed_convolution(
 
 
 def primitive_of(name: str, function: Callable[..., jax.Array], shape: Callable[..., tuple[int, ...]]) -> Primitive:
-    """One that is lowered to `function`; `shape` is that of its result, from the same arguments."""
+    """Make a primitive that is lowered to `function`; `shape` gives the shape of the result from the same arguments."""
     primitive = Primitive(name)
     primitive.def_impl(function)
     primitive.def_abstract_eval(lambda x, y, **parameters: x.update(shape=shape(x, y, **parameters)))
@@ -78,7 +80,7 @@ def primitive_of(name: str, function: Callable[..., jax.Array], shape: Callable[
 def by_rows(
     primitive: Primitive, operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], **parameters: Window | bool
 ) -> tuple[jax.Array, int]:
-    """The new axis becomes part of the second one where only the first operand has it, else of G."""
+    """Batch a primitive: the new axis joins the second axis if only the first operand has it, and G otherwise."""
     x, kernel = operands
     if axes[1] is not None or axes[0] is None:
         return by_groups(primitive, operands, axes, **parameters)
@@ -90,7 +92,7 @@ def by_rows(
 def by_groups(
     primitive: Primitive, operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], **parameters: Window | bool
 ) -> tuple[jax.Array, int]:
-    """The new axis becomes part of G."""
+    """Batch a primitive: the new axis becomes part of G, the first axis."""
     size = next(a.shape[axis] for a, axis in zip(operands, axes, strict=True) if axis is not None)
     first = [
         jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)

@@ -1,7 +1,7 @@
 """Bottom and top models of split vertical learning: one bottom per party, one top at the label holder.
 
-The top model is cut once more behind its first dense layer, because that is the layer that encrypted aggregation
-replaces: `first` is all that an interactive layer has to imitate, `rest` runs in the clear.
+The top model is cut once more, behind its first dense layer, because encrypted aggregation replaces that layer: an
+interactive layer has to imitate `first` alone, and `rest` runs in the clear.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Dense(nn.Module):
 class BottomTopModel(NamedTuple):
     """A vertical classifier: `rest(first(bottom_0(x_0), ..., bottom_P-1(x_P-1)))`.
 
-    Parameters are `{"bottom": (one tree per party), "top": {"first": ..., "rest": ...}}` with the first layer's
+    Parameters are `{"bottom": (one tree per party), "top": {"first": ..., "rest": ...}}` where "first" is
     `{"kernel": (P e, d), "bias": (d,)}`; a parameter-free top has `{"first": {}, "rest": {}}`.
     """
 
@@ -76,7 +76,7 @@ class BottomTopModel(NamedTuple):
         """Refuse samples whose padding holds data, which the model would never read.
 
         Args:
-            x: (N, P, max d_p); without values, under `jax.jit`, only its shape is checked.
+            x: (N, P, max d_p). Under `jax.jit` it has no values, and only its shape is checked.
 
         Raises:
             ValueError: if `x` has another shape, or a party has finite values other than zero beyond its width: the
@@ -85,7 +85,7 @@ class BottomTopModel(NamedTuple):
         self.slices(x)
         if isinstance(x, jax.core.Tracer):
             return
-        values = np.asarray(x)  # before anything is indexed, which a transformation around would trace
+        values = np.asarray(x)  # converted first, since a transformation around would trace an indexing
         there = (np.isfinite(values) & (values != 0)).any(axis=0)
         for party, width in enumerate(self.widths):
             used = np.flatnonzero(there[party])
@@ -114,12 +114,12 @@ def bottom_top(
 ) -> BottomTopModel:
     """Dense bottom and top models as in VFLRecon (section V-A): bottoms 50-50, top 100-100, ReLU, He-uniform.
 
-    The paper names hidden layers only. Here a bottom's last hidden layer, after its ReLU, is its output, so e = 50;
-    the top concatenates, applies its hidden layers and a linear layer to C logits. Biases start at zero.
+    The paper names hidden layers only. Here a bottom's output is its last hidden layer after the ReLU, so e = 50. The
+    top concatenates these outputs and applies its hidden layers and a linear layer to C logits. Biases start at zero.
 
     Args:
-        widths: d_p >= 1, number of features of every party, in the order of the slices; P = len(widths) >= 1. Where
-            `data.party_slices(x, columns)` made these, it is `[len(own) for own in columns]`.
+        widths: d_p >= 1, number of features of every party, in the order of the slices; P = len(widths) >= 1. For
+            slices that `data.party_slices(x, columns)` made, this is `[len(own) for own in columns]`.
         num_classes: C >= 2.
         bottom: widths of every bottom's layers.
         top: widths of the top's hidden layers; None is the parameter-free top of Fu et al. (USENIX Security 2022):

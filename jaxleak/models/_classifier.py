@@ -1,4 +1,4 @@
-"""The shape of a horizontal-FL model: whole images in, logits out, and everything an attack may want to look at.
+"""The interface of a horizontal-FL model: whole images in, logits out, and everything that an attack may read.
 
 An attacker can run its own copy of the model with every kink (ReLU, ReLU6, max-pool) smoothed by a `sharpness`, while
 the victim runs the exact one.
@@ -22,7 +22,7 @@ BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("train", "eval")
 
 
 class Outputs(NamedTuple):
-    """What `Classifier.apply` gives for one batch."""
+    """What `Classifier.apply` returns for one batch."""
 
     logits: jax.Array  # (B, C)
     features: jax.Array  # (B, F), the inputs of the last dense layer
@@ -50,10 +50,11 @@ class HeadLayer(NamedTuple):
 class Classifier(NamedTuple):
     """A classifier of images as pure functions.
 
-    Variables are `{"params": tree, "batch_stats": tree}`. Without batch normalisation `batch_stats` is {}; it may be
-    None or {} ("not granted"), with which "train" mode computes the same and hands it back. Parameters have the names
-    and layouts of whoever made the network; leaves are named by their path, "block_0/conv/kernel". `head_of` reads the
-    last dense layer of any of them as a kernel (F, C) and a bias (C,).
+    Variables are `{"params": tree, "batch_stats": tree}`. Without batch normalisation `batch_stats` is {}. An attacker
+    who is not granted the running statistics passes None or {} for them: "train" mode then computes the same and hands
+    this value back. Parameters keep the names and layouts of the framework that made the network, and a leaf is named
+    by its path, such as "block_0/conv/kernel". `head_of` reads the last dense layer of any network as a kernel (F, C)
+    and a bias (C,).
     """
 
     image_shape: tuple[int, int, int]  # (H, W, channels)
@@ -63,30 +64,33 @@ class Classifier(NamedTuple):
     apply: "ApplyFn"
     head: str  # path of the last dense layer; "" where there is none
     has_batch_norm: bool
-    # As `apply`, but what linear layers read, in the order of the forward pass: by the name of the kernel, rows (n, k)
-    # such that the gradient of the kernel, as (k, channels) by `matrix`, is rows^T times another matrix (n, channels).
-    # One row per output pixel and image; layers of several groups are left out.
+    # Takes what `apply` takes and returns what linear layers read, in the order of the forward pass: rows (n, k) by the
+    # name of the kernel. The gradient of that kernel, as (k, channels) by `matrix`, is rows^T times another matrix (n,
+    # channels). There is one row per output pixel and image; layers of several groups are left out.
     rows: Callable[..., dict[str, jax.Array]]
     # (name, leaf) -> (k, channels): the kernel of a linear layer, or its gradient, in the order of its rows.
     matrix: Callable[[str, jax.Array], jax.Array]
-    # Name of a linear layer's kernel -> that of its bias, "" where it has none.
+    # Name of a linear layer's kernel -> name of its bias, or "" for a layer without one.
     bias_of: Callable[[str], str]
-    # Per channel, what `apply` takes off its images and divides them by first; () where it reads them as they are.
+    # Per channel, the mean that `apply` first subtracts from its images and the standard deviation by which it divides
+    # them; () for a network that reads images as they are.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     # Names of the head's kernel and, if it has one, bias; () where the network ends in no dense layer.
     head_leaves: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what of the network an attack has to take as it is, in words
-    # Names of all that the owner's framework lists of the network, in its order: for PyTorch that of the state dict,
-    # with running statistics and counters; () stands for the order of JAX's trees.
+    notes: tuple[str, ...] = ()  # in words: parts of the network that an attack takes as they are
+    # Names of all arrays that the owner's framework lists for the network, in its order. For PyTorch this is the state
+    # dict, with running statistics and counters; () stands for the order of JAX's trees.
     order: tuple[str, ...] = ()
-    # Modes in which normalisation takes the batch's own statistics; None stands for "train", if there is any.
+    # Modes in which normalisation takes the batch's own statistics; None stands for "train" if the network has batch
+    # normalisation, and for no mode otherwise.
     by_batch: tuple[BatchNormMode, ...] | None = None
-    # Whether the owner's network gives one logit z, which `apply` gives as the logits (0, z) of two classes: the binary
-    # cross-entropy of z is the cross-entropy of these. The parameters stay as they are, with one column in the head.
+    # Whether the owner's network has one logit z. `apply` then returns the logits (0, z) of two classes, whose
+    # cross-entropy is the binary cross-entropy of z. The parameters stay as they are, with one column in the head.
     one_logit: bool = False
     # (name, `digest_of`) of every array that the owner's framework lists and that is neither a parameter nor a running
-    # statistic, such as PyTorch's other buffers: `apply` has them as they were in the module, whatever the variables.
+    # statistic, such as PyTorch's other buffers. `apply` uses the values that they had in the module, whatever the
+    # variables hold.
     constants: tuple[tuple[str, str], ...] = ()
 
     # Names of the parameters that the owner's framework says are not trained, such as PyTorch's `requires_grad=False`.
@@ -96,7 +100,7 @@ class Classifier(NamedTuple):
     eval_layers: tuple[str, ...] = ()
 
     def mixes_images(self, mode: BatchNormMode) -> bool:
-        """Whether batch normalisation takes the batch's own statistics in this mode, so that images change each other.
+        """Whether normalisation uses the batch's own statistics in this mode, so that images affect each other.
 
         Layers without running statistics do so in both modes (PyTorch's `track_running_stats=False`).
         """
@@ -104,17 +108,17 @@ class Classifier(NamedTuple):
 
     @property
     def has_running_statistics(self) -> bool:
-        """Whether normalisation keeps statistics in "batch_stats", without which both modes are the same."""
+        """Whether normalisation keeps running statistics in "batch_stats"; without them both modes are the same."""
         return bool(jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)).get("batch_stats")))
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Names of the arrays of a list of this network, in order, as in `jaxleak.capture.fit`."""
+        """Names for the entries of a plain list of this network's arrays, in order, for `jaxleak.capture.fit`."""
         return self.order or tuple(_tree.named_leaves(jax.eval_shape(self.init, jax.random.key(0))["params"]))
 
     @property
     def head_names(self) -> tuple[str, ...]:
-        """Names of the leaves of the head: of its kernel and, if it has one, of its bias.
+        """Names of the head's leaves: the kernel and, if the head has one, the bias.
 
         Raises:
             ValueError: if the network ends in no dense layer.
@@ -128,18 +132,20 @@ class Classifier(NamedTuple):
         return self.head_leaves
 
     def head_of(self, tree: PyTree, *, gradient: bool | None = None) -> HeadLayer:
-        """The head's kernel (F, C) and bias (C,) out of the parameters, or out of a tree like them.
+        """Read the head's kernel (F, C) and bias (C,) from the parameters, or from a tree like them.
 
-        A head with one logit is read as the head of two classes that computes (0, z): a column w of the parameters as
-        the columns (0, w), and g of a gradient as (-g, g), which is the gradient by these two.
+        A head with one logit is read as a head of two classes that computes (0, z). A column w of the parameters
+        becomes the columns (0, w). A column g of a gradient becomes (-g, g), which is the gradient with respect to
+        these two columns.
 
         Args:
             tree: the parameters, a gradient or an update.
-            gradient: whether the tree is a gradient or an update; None where that makes no difference, as for heads
-                with one column for each class.
+            gradient: whether the tree is a gradient or an update; None is enough for a head with one column for each
+                class, which is read alike in both.
 
         Raises:
-            ValueError: if the tree has no such kernel; if `gradient` is None and the network has one logit.
+            ValueError: if the network ends in no dense layer; if the tree does not hold the head's kernel; or if
+                `gradient` is None and the network has one logit.
         """
         kernel, *bias = self.head_names
         leaves = _tree.named_leaves(tree)
@@ -157,12 +163,13 @@ class Classifier(NamedTuple):
         return HeadLayer(beside(found.kernel), None if found.bias is None else beside(found.bias.reshape(1)))
 
     def with_head(self, tree: PyTree, head: HeadLayer, *, gradient: bool | None = None) -> PyTree:
-        """The tree with another head, written in the layout of its owner; a bias that is None stays.
+        """Replace the head in a tree, in the layout of the network's owner; if the new bias is None, the old one stays.
 
         Args:
             tree: the parameters, a gradient or an update.
-            head: the head as `head_of` reads it. Of two columns for one logit, the parameters get the difference, by
-                which z is what it would be with both, and a gradient half of it.
+            head: the head as `head_of` reads it. For a network with one logit its two columns become one: their
+                difference for parameters, so that z stays what both columns give, and half of the difference for a
+                gradient.
             gradient: as in `head_of`.
 
         Raises:
@@ -176,16 +183,17 @@ class Classifier(NamedTuple):
             column = share * (head.kernel[:, 1:] - head.kernel[:, :1])
             own = None if head.bias is None or not bias else share * (head.bias[1] - head.bias[0])
             head = HeadLayer(column, None if own is None else own.reshape(leaves[bias[0]].shape))
-        # The matrix is a rearrangement of the leaf, whose inverse is its transpose.
+        # `matrix` only rearranges the entries of a leaf, so its transpose is its inverse.
         (found,) = jax.linear_transpose(lambda leaf: self.matrix(kernel, leaf), leaf)(head.kernel)
         known = {} if head.bias is None else dict.fromkeys(bias, head.bias)
         return _tree.replaced(tree, {kernel: found, **known})
 
     @property
     def has_kinks(self) -> bool:
-        """Whether `sharpness` changes what the network computes, which is traced once: ReLUs, max-pools.
+        """Whether `sharpness` changes what the network computes, as it does for ReLUs and max-pools.
 
-        A network of smooth functions has none, nor has one whose kinks do not look at the sharpness.
+        The network is traced once to find out. The answer is false for a network of smooth functions, and for one whose
+        kinks do not read the sharpness.
         """
         variables = jax.eval_shape(self.init, jax.random.key(0))
         x = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
@@ -202,7 +210,7 @@ class Classifier(NamedTuple):
 
 
 def _said(gradient: bool | None) -> bool:
-    """Which of the two trees is read; both have the same structure, so that nothing else could tell."""
+    """Return `gradient`, but refuse None: parameters and gradients have one structure, so nothing else could tell."""
     if gradient is None:
         raise ValueError(
             "the network has one logit, so that the head of its parameters is read in another way than that of a "

@@ -1,10 +1,11 @@
 """Convolution and pooling in forms whose higher derivatives stay fast.
 
-On CPU, XLA runs the gradients of a convolution's gradients several times slower than the same arithmetic written
-as patches times a matrix, and convolutions inside `lax.scan` or under `vmap` over weights slower still
-(benchmarks/README.md has the ratios). Second-order attacks live there, so on CPU the default is the algorithm with the
-fewest operations that pays, Winograd's or Fourier's, and the patch form where neither does; elsewhere it is `lax.conv`.
-All compute the same function; tests hold them together up to second derivatives.
+On CPU, XLA runs the gradients of a convolution's gradients several times slower than the same arithmetic written as
+patches times a matrix, and convolutions inside `lax.scan` or under `vmap` over weights slower still
+(benchmarks/README.md has the ratios). Second-order attacks spend their time there. On CPU the default is therefore
+Winograd's or Fourier's algorithm, which have the fewest operations, where one of them pays, and the patch form
+elsewhere; on other devices it is `lax.conv`. All forms compute the same function, and tests compare them up to second
+derivatives.
 """
 
 import functools
@@ -24,25 +25,27 @@ from jaxleak.models._winograd import tiles, winograd_conv
 
 Form = Literal["auto", "patches", "winograd", "fourier", "lax"]
 FORMS: tuple[Form, ...] = ("auto", "patches", "winograd", "fourier", "lax")
-#: Zeros on every side, on each side ((top, bottom), (left, right)), or as many as keep the size.
+#: How many zeros are added: one number for every side, ((top, bottom), (left, right)), or "SAME" as in `conv2d`.
 Padding = int | Literal["SAME"] | tuple[tuple[int, int], tuple[int, int]]
 
-#: Fewer channels than this are narrow. Inputs are then gathered row by row first: a pixel's channels fill less than a
-#: cache line, and copying them one pixel at a time, k^2 times, would cost more than the product of matrices.
+#: Layers with fewer channels than this are narrow. Their inputs are first gathered row by row: a pixel's channels fill
+#: less than a cache line, and copying them one pixel at a time, k^2 times, would cost more than the product of
+#: matrices.
 NARROW = 16
 
-#: Moving a number through memory costs about as much as so many multiplications in a product of matrices. Of 17 layers
-#: measured, this kept one from Fourier's algorithm that would have gained by it, a factor of 1.4, and slowed none down.
+#: Moving a number through memory costs about as much as this many multiplications in a product of matrices. Of 17
+#: layers that were measured, this value slowed none down; it kept one from Fourier's algorithm, which would have been
+#: faster there by a factor of 1.4.
 MOVE = 50
 
-#: Entries of the largest transform that is made for a layer unasked: 28x28 pixels with 5x5 kernels.
+#: Largest transform, in entries, that is made for a layer without being asked for: 28x28 pixels with 5x5 kernels.
 LARGEST = 1_100_000
 
-#: Winograd's algorithm pays with so many channels on either side, and no fewer tiles of 2x2 pixels than channels: else
-#: its transforms, those of kernels too, cost more than it saves.
+#: Winograd's algorithm pays if a layer has at least this many input and output channels, and at least as many tiles of
+#: 2x2 pixels as channels. Otherwise its transforms, including those of the kernels, cost more than it saves.
 WIDE = 32
 
-#: Pads odd sizes before pooling. Finite, since infinity times a zero weight would be NaN.
+#: Value that pads images before max pooling. It is finite, since infinity times a zero weight would be NaN.
 PADDING = -1e30
 
 
@@ -55,19 +58,19 @@ def conv2d(
     groups: int = 1,
     form: Form = "auto",
 ) -> jax.Array:
-    """2-D cross-correlation with zeros around.
+    """2-D cross-correlation with zero padding.
 
     Args:
         x: (B, H, W, C_in), in any unit.
         kernel: (kh, kw, C_in / groups, C_out). Output channel o reads the inputs of group o // (C_out / groups).
         stride: s >= 1, of both axes.
-        padding: zeros on every side, as PyTorch counts them; or on each, ((top, bottom), (left, right)); or "SAME",
-            which gives ceil(H / s) rows and puts the odd zero at the end. With odd kernels "SAME" and k // 2 agree at
-            stride 1, but not at stride 2.
+        padding: number of zeros on every side, as in PyTorch; or one number per side, ((top, bottom), (left, right));
+            or "SAME", which gives ceil(H / s) rows and puts the odd zero at the end. With odd kernels "SAME" and k // 2
+            agree at stride 1, but not at stride 2.
         groups: divides C_in and C_out; groups = C_in is a depthwise convolution.
-        form: "patches" (im2col); "winograd" for 3x3 kernels, or "fourier" for odd ones, of stride 1 that keep the
-            size in a single group, and patches for all others; "lax"; or "auto": on CPU whichever of winograd,
-            fourier and patches is fastest; lax elsewhere.
+        form: "patches" (im2col); "winograd", for 3x3 kernels, or "fourier", for odd kernels, which both apply at stride
+            1 in a single group with padding that keeps the size, and fall back to patches otherwise; "lax"; or "auto":
+            on CPU whichever of winograd, fourier and patches should be fastest, lax elsewhere.
 
     Returns:
         (B, H', W', C_out), in the unit of `x` times that of `kernel`. H' = ceil(H / s) for "SAME", else
@@ -103,11 +106,11 @@ def conv2d(
         if kh % 2 == kw % 2 == 1 and (form == "fourier" or (form == "auto" and _fourier_pays(x.shape, kernel.shape))):
             return _with_zeros(fourier_conv(x, kernel), x, (kh, kw))
     if groups == 1:
-        # Else XLA gathers them once for every product that reads them.
+        # Without the barrier XLA gathers the patches once for every product that reads them.
         gathered = jax.lax.optimization_barrier(patches(x, (kh, kw), stride, padding))
         return product(gathered, kernel.reshape(kh * kw * c_in, c_out))
     if c_group == 1:
-        # One input channel per group: no matrix to multiply by.
+        # With one input channel per group there is no matrix to multiply by.
         return depthwise_conv(jnp.repeat(x, c_out // groups, axis=-1), kernel[:, :, 0], stride, (rows, columns))
     shifts = _shifts(x, (kh, kw), (stride, stride), (rows, columns))
     stacked = jnp.stack([z.reshape(*z.shape[:3], groups, c_group) for z in shifts], axis=-2)
@@ -122,13 +125,13 @@ def patches(x: jax.Array, window: tuple[int, int], stride: int, padding: Padding
     rows, columns = (_pads(x.shape[axis], window[axis - 1], stride, padding, axis) for axis in (1, 2))
     if x.shape[-1] >= NARROW:
         return _gather(_shifts(x, window, (stride, stride), (rows, columns)))
-    # Two axes one after the other: k + k copies instead of k^2, and so in every derivative.
+    # Gathering one axis after the other takes k + k copies instead of k^2, in every derivative too.
     x = _gather(_shifts(x, (1, kw), (1, stride), ((0, 0), columns)))
     return _gather(_shifts(x, (kh, 1), (stride, 1), (rows, (0, 0))))
 
 
 def _fourier_pays(images: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
-    """Whether it costs less than patches, per image. The spectrum of the kernel is shared by a batch."""
+    """Whether Fourier's algorithm costs less per image than patches; a batch shares the spectrum of the kernel."""
     batch, height, width, c_in = images
     kh, kw, _, c_out = kernel
     pixels, pairs, products = height * width, c_in * c_out, num_products((height, width), (kh, kw))
@@ -139,10 +142,10 @@ def _fourier_pays(images: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
 
 
 def _with_zeros(y: jax.Array, x: jax.Array, window: tuple[int, int]) -> jax.Array:
-    """y with exact zeros where all of x within the window is zero, as a plain sum of products has them.
+    """Set y to exactly zero where all of x within the window is zero, as in a plain sum of products.
 
     Rounding would leave some 1e-8 there, and ReLUs in the dark parts of an image would pass gradients at random. Only
-    values change: the derivatives of a convolution do not depend on them.
+    values change, because the derivatives of a convolution do not depend on its values.
     """
     lit = (x != 0).any(axis=-1, keepdims=True)
     lit = jax.lax.reduce_window(lit, False, jax.lax.bitwise_or, (1, *window, 1), (1, 1, 1, 1), "SAME")
@@ -155,7 +158,7 @@ def _gather(shifts: list[jax.Array]) -> jax.Array:
 
 
 def _pads(size: int, window: int, stride: int, padding: Padding, axis: int) -> tuple[int, int]:
-    """(before, after) of one axis, 1 or 2."""
+    """Padding (before, after) of one axis, 1 or 2."""
     if padding == "SAME":
         total = max((-(-size // stride) - 1) * stride + window - size, 0)
         return total // 2, total - total // 2
@@ -177,8 +180,8 @@ def _shifts(
 ) -> list[jax.Array]:
     """Entry (i, j) of every window, for all (i, j) in row-major order: each (B, H', W', C).
 
-    A strided slice transposes to a pad with holes, which is slow in a gradient's gradient. Cut into cells of one stride
-    first, every shift is a contiguous slice of cells.
+    The transpose of a strided slice is a pad with holes, which is slow in a gradient's gradient. So a strided image is
+    first cut into cells of one stride, and every shift is a contiguous slice of cells.
     """
     h, w = ((n + sum(p) - k) // s + 1 for n, k, s, p in zip(x.shape[1:3], window, strides, pads, strict=True))
     if strides == (1, 1):
@@ -212,14 +215,14 @@ def max_pool(
 ) -> jax.Array:
     """Max pooling over square windows: (B, H, W, C) -> (B, H', W', C), in the unit of `z`.
 
-    Written as maxima of shifted slices, because the transpose of XLA's windowed reduction (select-and-scatter) has no
-    efficient second derivative. Equal entries of a window share its gradient.
+    The maximum is written as maxima of shifted slices, because the transpose of XLA's windowed reduction
+    (select-and-scatter) has no efficient second derivative. Equal entries of a window share its gradient.
 
     Args:
         z: (B, H, W, C); entries stay above -1e30.
         window: k >= 1.
         stride: s >= 1; default: the window.
-        padding: as in `conv2d`, with entries that never win.
+        padding: as in `conv2d`, with entries that are never the maximum.
         sharpness: scalar beta > 0, which replaces the maximum by `jaxleak.models.smooth_max`; None is exact.
 
     Raises:
@@ -229,7 +232,8 @@ def max_pool(
     _validate.count(window=window, stride=stride)
     if sharpness is None and (window, stride, padding) == (2, 2, "SAME"):
         return pool_windows(z).max(axis=3)
-    # A maximum over a square is one over its rows, then over columns; so is a logarithm of a sum of exponentials.
+    # A maximum over a square is a maximum over rows and then over columns. The same holds for a log of a sum of
+    # exponentials.
     for axis in (1, 2):
         z = _max_along(z, axis, window, stride, padding, sharpness)
     return z
@@ -254,7 +258,7 @@ def _max_along(
 
 
 def avg_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Means of disjoint square windows; rows and columns that fill none are left out.
+    """Means of disjoint square windows; rows and columns that do not fill a window are left out.
 
     Args:
         x: (B, H, W, C), in any unit.
@@ -283,9 +287,9 @@ def smoothed_max_pool_relu(z: jax.Array, temperature: jax.Array) -> jax.Array:
     """relu(max_pool(z)), exact in value, with a smoothed derivative.
 
     The exact derivative selects one of five branches, the four window entries or zero, and is blind to how close the
-    others are. Here it weighs them by softmax([z_1, ..., z_4, 0] / temperature), the branch probabilities under noise
-    of that scale. A Gauss-Newton step then sees across the kinks that lie within `temperature`; as the temperature
-    falls to zero the derivative becomes exact.
+    others are. The derivative here weighs all five by softmax([z_1, ..., z_4, 0] / temperature), the branch
+    probabilities under noise of that scale. A Gauss-Newton step then sees across the kinks that lie within
+    `temperature`; as the temperature falls to zero the derivative becomes exact.
 
     Args:
         z: (B, H, W, C) pre-activations.

@@ -78,7 +78,7 @@ def convnet(
         window: odd side of the kernels; padding is window // 2.
         batch_norm: normalise in front of every activation.
         pool_after: indices of the convolutions that max-pooling follows.
-        pool_window: side and stride of the pooling windows; edges that fill none are left out.
+        pool_window: side and stride of the pooling windows; edges that do not fill a window are left out.
         activation: one of `jaxleak.models.ACTIVATIONS`.
         init: "default" (PyTorch's), "he", "glorot" or "wide_uniform", see `jaxleak.models.initializers`.
         form: how convolutions are written, see `jaxleak.models.conv2d`.
@@ -119,7 +119,7 @@ def convnet_ig(
 ) -> Classifier:
     """ConvNet of Geiping et al., *Inverting Gradients*, NeurIPS 2020: eight convolutions and two max-poolings.
 
-    The paper's has `width` 64. Arguments and errors as in `convnet`; raises `ValueError` on `width` < 1.
+    The paper's network has `width` 64. Arguments and errors as in `convnet`; raises `ValueError` on `width` < 1.
     """
     _validate.count(width=width)
     multiples = (1, 2, 2, 4, 4, 4, 4, 4)
@@ -148,9 +148,9 @@ def lenet(
 ) -> Classifier:
     """LeNet as in Zhu et al., *Deep Leakage from Gradients*, NeurIPS 2019: 5x5 convolutions of 12 channels, sigmoid.
 
-    `strides=(2, 2, 1, 1)` is the authors' longer variant, `init="wide_uniform"` their initialisation, with which the
-    attack was shown. Arguments and errors as in `convnet`; `channels` is that of every convolution, and raises
-    `ValueError` below 1.
+    `strides=(2, 2, 1, 1)` is the authors' longer variant, and `init="wide_uniform"` is the initialisation with which
+    they showed the attack. Arguments and errors as in `convnet`; `channels` is the number of channels of every
+    convolution; a number below 1 raises `ValueError`.
     """
     _validate.count(channels=channels)
     return convnet(

@@ -1,10 +1,10 @@
 """Depthwise convolutions whose derivatives, to any order, are depthwise convolutions and correlations again.
 
-A depthwise convolution is a sum of shifted images, each times one weight per channel, which XLA:CPU runs as one loop.
-Automatic differentiation turns the shifts into paddings with what came before fused into them, which takes more than
-twice as long in one layer (benchmarks/README.md: "depthwise layer"), and more behind several. So two primitives carry
-their rules by hand, as in `jaxleak.models._bilinear`; the derivative by the kernel is summed row by row, which keeps it
-in cache.
+A depthwise convolution is a sum of shifted images, each times one weight per channel. XLA:CPU runs this sum as one
+loop. Automatic differentiation turns the shifts into paddings, with the operations before them fused in. This takes
+more than twice as long in one layer (benchmarks/README.md: "depthwise layer"), and longer still behind several layers.
+So this module makes two primitives with rules written by hand, as in `jaxleak.models._bilinear`. The derivative by the
+kernel is summed row by row, which keeps it in cache.
 """
 
 import functools
@@ -22,25 +22,25 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class _Geometry(NamedTuple):
-    """What one convolution reads where."""
+    """Which entries of an image a convolution reads."""
 
     window: Window
-    pads: Pads  # zeros before and after, of both axes; negative where they cut
+    pads: Pads  # zeros before and after, on both axes; a negative number cuts entries off
     turned: bool = False  # whether the kernel is read backwards
 
     def adjoint(self) -> "_Geometry":
-        """The convolution that is this one's derivative by its image."""
+        """The convolution that is the derivative of this one with respect to its image."""
         pads = [(k - 1 - before, k - 1 - after) for k, (before, after) in zip(self.window, self.pads, strict=True)]
         return _Geometry(self.window, (pads[0], pads[1]), not self.turned)
 
 
 def _shifted(x: jax.Array, geometry: _Geometry) -> tuple[jax.Array, int, int]:
-    """(G, B, H, W, C) with its zeros around, and how many rows and columns a result has."""
+    """Pad images (G, B, H, W, C) with zeros; also return how many rows and columns the result of a convolution has."""
     padded = jax.lax.pad(
         x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in geometry.pads), (0, 0, 0))
     )
     rows, columns = (n - k + 1 for n, k in zip(padded.shape[2:4], geometry.window, strict=True))
-    # Else XLA computes the padding, and all that comes before it, anew for every shift.
+    # Without the barrier XLA computes the padding, and all that comes before it, anew for every shift.
     return jax.lax.optimization_barrier(padded), rows, columns
 
 
@@ -85,7 +85,7 @@ def _by_kernel(y: jax.Array, x: jax.Array, geometry: _Geometry) -> jax.Array:
     return _correlation.bind(x, y, geometry=geometry)
 
 
-# Cotangent and both operands, to the derivatives by the first and by the second.
+# Each rule maps the cotangent and both operands to a derivative: one by the first operand, one by the second.
 ad.defbilinear(
     _conv,
     lambda y, _, kernel, *, geometry: _conv.bind(y, kernel, geometry=geometry.adjoint()),
@@ -102,23 +102,23 @@ batching.primitive_batchers[_correlation] = functools.partial(by_groups, _correl
 
 
 def depthwise_conv(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads) -> jax.Array:
-    """A 2-D cross-correlation of every channel with a window of its own.
+    """A 2-D cross-correlation of every channel with its own kernel.
 
     Args:
         x: (B, H, W, C), in any unit.
         kernel: (kh, kw, C).
-        stride: s >= 1, of both axes.
-        pads: zeros before and after, of both axes.
+        stride: s >= 1, on both axes.
+        pads: zeros before and after, on both axes.
 
     Returns:
         (B, H', W', C), in the unit of `x` times that of `kernel`.
     """
     kh, kw, channels = kernel.shape
-    common = jnp.promote_types(x.dtype, kernel.dtype)  # the rules above are for two arrays of one kind
+    common = jnp.promote_types(x.dtype, kernel.dtype)  # the rules above are for two arrays of one dtype
     x, kernel = x.astype(common), kernel.astype(common)
     if stride == 1:
         return _conv.bind(x[None], kernel[None], geometry=_Geometry((kh, kw), pads))[0]
-    # Pixels of a cell become channels.
+    # With a larger stride the pixels of a cell become channels.
     s, spans = stride, (-(-kh // stride), -(-kw // stride))
     edges = ((0, spans[0] * s - kh), (0, spans[1] * s - kw))
     x = _as_channels(in_cells(x, (kh, kw), (s, s), pads))

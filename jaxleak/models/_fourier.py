@@ -1,10 +1,10 @@
 """Convolution of small images as products in the frequency domain.
 
-A cyclic correlation of length L = n + k // 2 per axis equals the zero-padded one on n pixels: what wraps around is
-read from the padding. Its real Fourier transform takes L^2 numbers, and a complex product three real ones (Karatsuba),
-so a pair of channels costs about 1.5 L^2 products: 121 instead of 1,225 for 7x7 pixels and 5x5 kernels. The transforms
-are small dense matrices, applied with pixels or frequencies as the first axis, where they are products of matrices
-without a copy. They are orthogonal up to scale, so rounding errors are those of the plain sum.
+A cyclic correlation of length L = n + k // 2 per axis equals the zero-padded one on n pixels: what wraps around is read
+from the padding. Its real Fourier transform has L^2 numbers, and a complex product takes three real ones (Karatsuba).
+So a pair of channels costs about 1.5 L^2 products: 121 instead of 1,225 for 7x7 pixels and 5x5 kernels. The transforms
+are small dense matrices. They are applied with pixels or frequencies as the first axis, so that they are products of
+matrices without a copy. They are orthogonal up to scale, so rounding errors are those of the plain sum.
 """
 
 import functools
@@ -18,14 +18,14 @@ from jaxleak.models._bilinear import Window, closed_convolution
 
 
 def num_products(size: tuple[int, int], window: Window) -> int:
-    """How many products a pair of channels takes: F."""
+    """F, the number of products that a pair of channels takes."""
     lengths = [n + k // 2 for n, k in zip(size, window, strict=True)]
     real = math.prod(2 - length % 2 for length in lengths)
     return real + (math.prod(lengths) - real) * 3 // 2
 
 
 def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
-    """(G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O); the adjoint is the other way."""
+    """(G, B, H, W, C) and (G, kh, kw, C, O) to (G, B, H, W, O); the adjoint maps O channels back to C."""
     groups, batch, height, width, _ = x.shape
     images, kernels, outputs = _transforms((height, width), kernel.shape[1:3])
     if adjoint:
@@ -99,5 +99,5 @@ def _angles(frequency: tuple[int, ...], lengths: tuple[int, ...], size: Window, 
     return (rows[:, None] + columns).ravel()
 
 
-#: (B, H, W, C) and (kh, kw, C, O), kh and kw odd, to (B, H, W, O): 2-D cross-correlation of stride 1, zeros around.
+#: 2-D cross-correlation of stride 1 with zero padding: (B, H, W, C) and (kh, kw, C, O), odd kh and kw, to (B, H, W, O).
 fourier_conv = closed_convolution("fourier_conv", _convolve, _correlate)

@@ -1,4 +1,4 @@
-"""Networks of which a client trains a part only, as in transfer learning: the rest are constants."""
+"""Networks that a client trains only in part, as in transfer learning; the other parameters are constants."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,17 +16,18 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
     Args:
         model: any classifier.
         variables: weights of the model; the constants are taken from here.
-        names: names of the parameters that are not trained, as in "conv1/kernel" or "conv1.weight", or of layers, as
-            in "conv1", with all parameters below.
+        names: names of the parameters that are not trained, such as "conv1/kernel" or "conv1.weight", or of layers,
+            such as "conv1", which stand for all their parameters.
 
     Returns:
-        The classifier, and its variables: None stands in the place of a constant, which JAX counts as no leaf. Linear
-        layers whose kernel is a constant have no rows, and a head whose kernel is one is no head. The classifier raises
-        ValueError for variables that hold a constant, since a gradient by them would have it, too.
+        The classifier and its variables, in which None stands in the place of every constant; JAX does not count None
+        as a leaf. The classifier has no rows for a linear layer whose kernel is a constant, and no head if the head's
+        kernel is a constant. It raises ValueError for variables that hold a constant, since their gradient would hold
+        it, too.
 
     Raises:
-        ValueError: naming a parameter or layer that the model does not have; on one text in place of several names; or
-            if nothing is left to train.
+        ValueError: if the model does not have a parameter or layer that is named; if `names` is one text instead of
+            several names; or if nothing is left to train.
     """
     whole = variables["params"]
     leaves = _tree.named_leaves(whole)
@@ -39,7 +40,8 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
 
     def filled(variables: PyTree) -> PyTree:
         given = _tree.named_leaves(variables["params"])
-        # Else a client that trains a part would send the gradient of the whole, and an attack would read all of it.
+        # Otherwise a client that trains only a part would send the gradient of the whole, and an attack would read all
+        # of it.
         if constant := sorted(fixed & given.keys()):
             raise ValueError(
                 f"{constant[0]} is a constant of this model: pass the variables that freeze returned, with None there"
@@ -79,7 +81,7 @@ def freeze(model: Classifier, variables: PyTree, names: Iterable[str]) -> tuple[
 
 
 def _meant(names: Iterable[str], leaves: Iterable[str]) -> frozenset[str]:
-    """The parameters that are named, or lie in a layer that is. Raises `ValueError` as `freeze`."""
+    """The parameters that are named or lie in a named layer. Raises `ValueError` as `freeze` does."""
     if isinstance(names, str):
         raise ValueError(f"names must be several names, as in [{names!r}], got the text {names!r}")
     fixed = set[str]()

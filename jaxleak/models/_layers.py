@@ -29,11 +29,11 @@ def initializers(name: Init, fan_in: int) -> tuple[Initializer, Initializer]:
     """Initialisers of a kernel and of its bias.
 
     Args:
-        name: "default", uniform within 1 / sqrt(fan_in), both kernel and bias, which is what PyTorch does when nothing
-            is said (its kaiming_uniform with a = sqrt(5)); "he", normal with variance 2 / fan_in; "glorot", uniform;
-            biases of both are zero; "wide_uniform", uniform within 1/2, both, as in the code of Deep Leakage from
+        name: "default": uniform within 1 / sqrt(fan_in) for kernel and bias, which is PyTorch's default (its
+            kaiming_uniform with a = sqrt(5)); "he": normal with variance 2 / fan_in; "glorot": uniform; the biases of
+            these two are zero; "wide_uniform": uniform within 1/2 for both, as in the code of Deep Leakage from
             Gradients.
-        fan_in: inputs of one output.
+        fan_in: number of inputs of one output.
 
     Raises:
         ValueError: on an unknown name.
@@ -108,12 +108,13 @@ def dense(x: jax.Array, width: int, style: Style, *, name: str) -> jax.Array:
 class BatchNorm(nn.Module):
     """Batch normalisation over all axes but the last, with PyTorch's constants.
 
-    As there, a batch is normalised by its biased variance, while the running variance takes in the unbiased one, which
-    Flax's layer does not do. Mean and biased variance of the batch are sown into the collection "statistics".
+    As in PyTorch, a batch is normalised by its biased variance, while the running variance is updated with the unbiased
+    one; Flax's own layer does not do so. The mean and the biased variance of the batch are sown into the collection
+    "statistics".
 
     Attributes:
         momentum: weight of the new batch in the running statistics, in [0, 1].
-        epsilon: what is added to the variance, > 0, in its unit.
+        epsilon: number that is added to the variance, > 0, in the unit of the variance.
     """
 
     momentum: float = 0.1
@@ -121,7 +122,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Normalise by the batch (`train`), whose statistics then join the running ones, or by the running ones.
+        """Normalise by the batch's statistics and update the running ones (`train`), or by the running ones.
 
         Args:
             x: (..., C), in any unit.
@@ -137,7 +138,7 @@ class BatchNorm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
         running_var = self.variable("batch_stats", "var", jnp.ones, (channels,))
         mean = x.mean(axis=axes)
-        # Not x.var, whose derivatives write out constants of the size of x.
+        # x.var is avoided: its derivatives write out constants of the size of x.
         var = ((x - mean) ** 2).mean(axis=axes)
         self.sow("statistics", "mean", mean, reduce_fn=_latest, init_fn=_nothing)
         self.sow("statistics", "var", var, reduce_fn=_latest, init_fn=_nothing)

@@ -72,7 +72,7 @@ class MobileNetV2(nn.Module):
         x = Unit(STEM_CHANNELS, 3, self.style, 1 if self.small else 2, name="stem")(x, train)
         for i, (expansion, channels, repetitions, first_stride) in enumerate(STAGES):
             for j in range(repetitions):
-                # A small image would be left with a single pixel by all five halvings.
+                # All five halvings would leave a small image with a single pixel.
                 stride = 1 if j > 0 or (self.small and i == 1) else first_stride
                 block = InvertedResidual(channels, expansion, stride, self.style, name=f"stage_{i}_block_{j}")
                 x = block(x, train)

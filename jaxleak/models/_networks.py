@@ -1,4 +1,4 @@
-"""The networks of the CAFE papers, and two on which Steps I and II alone recover the data."""
+"""The networks of the CAFE papers, and two more, on which CAFE's Steps I and II alone recover the data."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +36,7 @@ class ConvExtractor(nn.Module):
             self.sow("statistics", f"mean_{i}", z.mean(axis=(0, 1, 2)))
             self.sow("statistics", f"var_{i}", z.var(axis=(0, 1, 2)))
             if temperature is not None and self.activation is nn.relu:
-                # Deeper blocks than `smoothing` lists take its last entry.
+                # Blocks beyond the end of `smoothing` take its last entry.
                 x = smoothed_max_pool_relu(z, temperature * self.smoothing[min(i, len(self.smoothing) - 1)])
             else:
                 x = self.activation(max_pool(z))
@@ -130,10 +130,10 @@ def cafe_vertical(
 ) -> SplitModel:
     """CAFE's vertical network: per party conv 64, conv 128, dense 256, 64, C; outputs into one joint softmax layer.
 
-    The papers draw the network only in a figure; sizes are those of the authors' code (CAFE, NeurIPS 2021,
-    section 4; tables there name d2 = 1024 = 4 x 256). The paper does not print the activation behind each party's
-    last dense layer: none here; the authors' code uses ReLU, which `output_activation=nn.relu` gives. It kills the
-    gradient of a whole slice whenever all C outputs of a party are negative.
+    The papers show the network only in a figure, so the sizes are those of the authors' code (CAFE, NeurIPS 2021,
+    section 4; tables there name d2 = 1024 = 4 x 256). The paper does not print the activation behind each party's last
+    dense layer. By default there is none here. The authors' code uses ReLU, which `output_activation=nn.relu` gives.
+    This ReLU sets the gradient of a whole slice to zero whenever all C outputs of a party are negative.
 
     Args:
         slice_shape: (h, w, c) of one party's image tile.
@@ -142,8 +142,8 @@ def cafe_vertical(
         channels: channels of the conv blocks.
         width: d2 of each party's first dense layer.
         hidden: width of the second dense layer.
-        activation: between layers.
-        output_activation: behind each party's last dense layer.
+        activation: non-linearity between layers.
+        output_activation: non-linearity behind each party's last dense layer; None for none.
         form: how convolutions are written, see `jaxleak.models.conv2d`.
 
     Raises:
@@ -179,7 +179,7 @@ def cafe_horizontal(
         channels: channels of the conv blocks.
         width: d2 of the first dense layer.
         hidden: width of the second dense layer.
-        activation: between layers.
+        activation: non-linearity between layers.
         form: how convolutions are written.
 
     Raises:
@@ -213,7 +213,7 @@ def all_dense(
         num_classes: C >= 2.
         width: d2 of the first dense layer.
         hidden: width of the second dense layer.
-        activation: between layers.
+        activation: non-linearity between layers.
 
     Raises:
         ValueError: on a size out of range.

@@ -1,4 +1,4 @@
-"""Networks that were trained on normalised images, while clients hold and attackers want images in [0, 1]."""
+"""Wrap networks that were trained on normalised images, so that clients and attackers use images in [0, 1]."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def normalized(model: Classifier, mean: Sequence[float], std: Sequence[float]) -> Classifier:
-    """The same network reading (x - mean) / std: its images are plain pixels, and so are candidates and answers.
+    """Make a network read (x - mean) / std, so that its images, and with them candidates and answers, are plain pixels.
 
     Args:
-        model: a network that was trained on normalised images, and is not itself from here.
+        model: a network that was trained on normalised images and does not normalise them itself.
         mean: mean of each channel, in [0, 1] as the pixels are.
         std: standard deviation of each channel, in (0, 1], in the same unit.
 

@@ -1,4 +1,4 @@
-"""Weights in folders that Orbax has written; like safetensors, its arrays are numbers and nothing that could run."""
+"""Read weights from folders that Orbax has written; like safetensors files, they hold nothing that could run."""
 
 import contextlib
 import pathlib
@@ -11,28 +11,28 @@ import orbax.checkpoint as ocp
 
 from jaxleak._orbax import quiet
 
-#: Describes the tree of a folder; Orbax writes it last but one.
+#: File that describes the tree of a folder; Orbax writes it last but one.
 _TREE_FILE = "_METADATA"
 
 
 def read_folder(
     path: pathlib.Path, compare: Callable[[dict[str, tuple[tuple[int, ...], np.dtype]]], None]
 ) -> dict[str, np.ndarray]:
-    """Arrays by dotted name.
+    """Read the arrays of a folder, by dotted name.
 
     Args:
-        path: what a `StandardCheckpointer` has written, or the folder of a `CheckpointManager` or of
-            `jaxleak.checkpoint.Checkpoints`, of whose steps the newest counts.
+        path: a folder that a `StandardCheckpointer` has written; or the folder of a `CheckpointManager` or of
+            `jaxleak.checkpoint.Checkpoints`, of which the newest step is read.
         compare: called with every array's shape and dtype before any of them is read.
 
     Raises:
-        ValueError: naming `path`, if this is no such folder or a damaged one; and what `compare` raises.
+        ValueError: if `path`, which the message names, is no such folder or a damaged one; and what `compare` raises.
     """
     folder = _tree_folder(path.absolute(), path)
     with quiet(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         tree = _or_damaged(path, lambda: handler.metadata(folder).tree)
         compare({name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in _named(path, tree).items()})
-        # NumPy arrays, wherever the ones that were saved lay.
+        # All leaves are restored as NumPy arrays, wherever the saved arrays lay.
         plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         restored = _or_damaged(path, lambda: handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain)))
         return _named(path, restored)

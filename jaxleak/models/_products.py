@@ -2,8 +2,9 @@
 
 The derivatives of a product are products with one side transposed. Automatic differentiation writes them in the order
 in which it comes across them, often as the transpose of a product of two transposed matrices, which XLA:CPU runs slowly
-inside a large step (benchmarks/README.md: "plain products"). Here three primitives differentiate into one
-another, and each is lowered to the product without transposes, after copying the side that is smaller to copy.
+inside a large step (benchmarks/README.md: "plain products"). Here the derivatives of three primitives are these
+primitives again. Each is lowered to a layout that is fast; for A^T B the side that is cheaper to copy is first copied
+in transposed order.
 """
 
 import functools
@@ -15,7 +16,7 @@ from jaxleak.models._bilinear import by_groups, by_rows, primitive_of
 
 
 def contract(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
-    """Two arrays (G, ., .) along these axes, 1 or 2: one product of matrices per group."""
+    """Contract two arrays (G, ., .) along these axes, 1 or 2: one product of matrices per group."""
     if len(a) == 1:  # XLA is slower with a batch of one
         return jax.lax.dot_general(a[0], b[0], (((axis_a - 1,), (axis_b - 1,)), ((), ())))[None]
     return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((0,), (0,))))
@@ -45,7 +46,7 @@ _nn = primitive_of("product", _rows_by_columns, lambda a, b: (*a.shape[:2], b.sh
 _nt = primitive_of("product_rows_by_rows", _rows_by_rows, lambda a, b: (*a.shape[:2], b.shape[1]))
 _tn = primitive_of("product_columns_by_columns", _columns_by_columns, lambda a, b: (a.shape[0], a.shape[2], b.shape[2]))
 
-# Cotangent and both operands, to the derivatives by the first and by the second.
+# Each rule maps the cotangent and both operands to a derivative: one by the first operand, one by the second.
 ad.defbilinear(_nn, lambda y, _, b: _nt.bind(y, b), lambda y, a, _: _tn.bind(a, y))
 ad.defbilinear(_nt, lambda y, _, b: _nn.bind(y, b), lambda y, a, _: _tn.bind(y, a))
 ad.defbilinear(_tn, lambda y, _, b: _nt.bind(b, y), lambda y, a, _: _nn.bind(a, y))
@@ -56,5 +57,5 @@ batching.primitive_batchers[_tn] = functools.partial(by_groups, _tn)
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """(..., K) and (K, N) to (..., N): A B, differentiable to any order, and batched, as described above."""
+    """(..., K) and (K, N) to (..., N): A B, differentiable to any order, and batched, as this module says."""
     return _nn.bind(a.reshape(1, -1, a.shape[-1]), b[None]).reshape(*a.shape[:-1], -1)

@@ -98,7 +98,7 @@ def resnet(
     Args:
         image_shape: (H, W, c).
         num_classes: C >= 2.
-        blocks: per stage; every stage after the first halves the resolution and doubles the width.
+        blocks: number of blocks in each stage; every stage after the first halves the resolution and doubles the width.
         width: channels of the stem and of the first stage.
         width_multiplier: multiplies all widths; 3 and 5 are FedLeak's ResNet10_x3 and ResNet10_x5.
         stem: "small", 3x3 with stride 1; "large", 7x7 with stride 2, then 3x3 max-pooling with stride 2; "auto": small

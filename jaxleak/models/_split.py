@@ -1,9 +1,9 @@
-"""The one shape that every model here has: an extractor, the first dense layer, and the rest.
+"""Models that CAFE attacks, split into three parts: an extractor, the first dense layer, and the rest.
 
-The split is where CAFE looks: the gradient at the first dense layer is `sum_n h_n v_n^T`, with h_n the input of
-that layer and v_n the loss gradient at its output. Party p owns slice p of every sample, its own extractor and
-its own first dense layer, so those parameters carry a leading party axis; a model of horizontal federated
-learning is the case of one party.
+CAFE reads the gradient at this split: for the first dense layer it is `sum_n h_n v_n^T`, with h_n the input of that
+layer and v_n the loss gradient at its output. Party p owns slice p of every sample, its own extractor and its own first
+dense layer, so those parameters have a leading party axis. A model of horizontal federated learning is the case of one
+party.
 """
 
 from collections.abc import Callable
@@ -66,15 +66,15 @@ def split_model(
     """Assemble a `SplitModel` from two Linen modules.
 
     Args:
-        extractor: maps one party's slices (B, *slice) and an optional temperature (B,) of its derivative to features
-            (B, d1); each party gets its own parameters.
-            It may `sow` means and variances of its activations into the collection "statistics".
+        extractor: maps one party's slices (B, *slice) and an optional temperature (B,), which smooths its derivative,
+            to features (B, d1); each party gets its own parameters. It may `sow` means and variances of its activations
+            into the collection "statistics".
         rest: maps U (B, P, d2) to logits (B, num_classes).
         parties: P >= 1.
         slice_shape: shape of one slice.
         num_classes: C >= 2.
         width: d2 >= 1.
-        features_are_data: the extractor only flattens.
+        features_are_data: whether the extractor only flattens its slices.
         kernel_init: initialiser of the (P, d1, d2) kernel of the first dense layer.
 
     Raises:
@@ -135,10 +135,10 @@ def split_model(
 
 
 def frozen_features(model: SplitModel) -> SplitModel:
-    """The same model behind its extractor: samples are features H (N, P, d1), parameters only "first" and "rest".
+    """The part of a model behind its extractor: samples are features H (N, P, d1), parameters only "first" and "rest".
 
-    When parameters stay frozen, features of a sample never change. Simulated parties may then compute them once
-    and run every round from there; the dense layers' gradients are the same numbers, the extractor's gradients are
+    While parameters stay frozen, the features of a sample never change. Simulated parties may then compute them once
+    and start every round from them. The gradients of the dense layers are the same numbers; those of the extractor are
     not computed. An attack that reads only dense-layer gradients sees no difference.
     """
 

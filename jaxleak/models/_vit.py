@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 def _layer_norm(name: str) -> nn.LayerNorm:
-    # The fast variance, E[x^2] - E[x]^2, loses digits that a gradient's gradient misses.
+    # The fast variance, E[x^2] - E[x]^2, loses digits that a gradient's gradient needs.
     return nn.LayerNorm(epsilon=1e-6, use_fast_variance=False, name=name)
 
 
@@ -63,7 +63,7 @@ class ViT(nn.Module):
             x = x + Attention(self.heads, self.style, name=f"attention_{i}")(_layer_norm(f"norm_{i}_0")(x))
             z = dense(_layer_norm(f"norm_{i}_1")(x), self.mlp_ratio * self.width, self.style, name=f"mlp_{i}_0")
             x = x + dense(self.style.act(z), self.width, self.style, name=f"mlp_{i}_1")
-        # The norm acts on every token by itself, and the head reads one.
+        # The norm acts on every token by itself, and the head reads the class token alone.
         return dense(_layer_norm("last_norm")(x[:, 0]), self.num_classes, self.style, name="head")
 
 

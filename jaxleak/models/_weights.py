@@ -1,4 +1,4 @@
-"""Weights in files: the safetensors format, which holds arrays and nothing that could run; folders of Orbax."""
+"""Save and load weights as safetensors, which hold arrays and nothing that could run, or load a folder of Orbax."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import safetensors.numpy
 from jaxleak._base import PyTree
 from jaxleak._replacing import replacing
 
-#: Names of dtypes in the format, for all that weights are made of here.
+#: The dtypes of weights by their names in the safetensors format.
 _DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
@@ -26,7 +26,7 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
-    """Write variables as safetensors under flat names, `params.stem.kernel`.
+    """Write variables as safetensors under flat names, such as `params.stem.kernel`.
 
     A file of that name is replaced only once the new one is complete.
 
@@ -35,7 +35,7 @@ def save_weights(path: str | os.PathLike[str], variables: PyTree) -> None:
         variables: nested dictionaries, tuples and lists of arrays.
 
     Raises:
-        ValueError: if two leaves have the same flat name, or on a dtype that the format or this module lacks.
+        ValueError: if two leaves have the same flat name, or if a dtype is none of those that this module writes.
     """
     leaves = {name: np.asarray(leaf, order="C") for name, leaf in _flat(variables).items()}
     for name, leaf in leaves.items():
@@ -52,10 +52,10 @@ def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     allocate more than `like` occupies.
 
     Args:
-        path: a safetensors file; or a folder that Orbax's `StandardCheckpointer` has written, or
-            `jaxleak.checkpoint.Checkpoints`, of whose steps the newest counts.
-        like: a tree with the structure of the variables, of arrays or of shapes as `jax.eval_shape(model.init, key)`
-            gives.
+        path: a safetensors file; or a folder that Orbax's `StandardCheckpointer` or `jaxleak.checkpoint.Checkpoints`
+            has written, of which the newest step is read.
+        like: a tree with the structure of the variables. Its leaves are arrays, or shapes as
+            `jax.eval_shape(model.init, key)` gives them.
 
     Returns:
         The tree of `like` with NumPy arrays.
@@ -67,7 +67,7 @@ def load_weights(path: str | os.PathLike[str], like: PyTree) -> PyTree:
     """
     expected = _flat(like, shapes_only=True)
     if os.path.isdir(path):
-        # The import takes a second, which a caller who reads files alone does not wait for.
+        # The import takes a second, so a caller who reads only files does not pay for it.
         from jaxleak.models._orbax_weights import read_folder
 
         def compare(stored: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:
@@ -106,7 +106,7 @@ def _flat(tree: PyTree, *, shapes_only: bool = False) -> dict[str, Any]:
 
 
 def _compare(path: Any, expected: dict[str, Any], stored: dict[str, tuple[tuple[int, ...], str]]) -> None:
-    """Raise `ValueError` where names, shapes or dtypes, in the format's names, are not those that are expected."""
+    """Raise `ValueError` unless names, shapes and dtypes, as the format names them, are the expected ones."""
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ValueError(f"{path}: {missing[0]} is missing ({len(missing)} of {len(expected)} names are)")

@@ -24,19 +24,19 @@ _TURNED = (3, 1, 2, 0)
 
 
 def tiles(shape: tuple[int, ...]) -> int:
-    """How many tiles images (..., B, H, W, C) have: rows of each of the 16 matrices."""
+    """Number of tiles of images (..., B, H, W, C), which is the number of rows of each of the 16 matrices."""
     *_, batch, height, width, _ = shape
     return batch * -(-height // 2) * -(-width // 2)
 
 
 def _convolve(x: jax.Array, kernel: jax.Array, adjoint: bool) -> jax.Array:
-    """(G, B, H, W, C) and (G, 3, 3, C, O) to (G, B, H, W, O); the adjoint is the other way."""
+    """(G, B, H, W, C) and (G, 3, 3, C, O) to (G, B, H, W, O); the adjoint maps O channels back to C."""
     groups, batch, height, width, _ = x.shape
     h, w, out = -(-height // 2), -(-width // 2), kernel.shape[3 if adjoint else 4]
     kernel = jax.lax.optimization_barrier(kernel)
     entries = [kernel[:, i, j] for i in range(3) for j in range(3)]
     kernels = _both_axes(_KERNEL, entries)
-    if adjoint:  # the kernel turned round: of its transform only the ends change places
+    if adjoint:  # turning the kernel round exchanges only the ends of its transform
         kernels = [[kernels[i][j] for j in _TURNED] for i in _TURNED]
     pairs = zip(_image_tiles(x), (u for row in kernels for u in row), strict=True)
     products = [contract(v, u, 2, 2 if adjoint else 1) for v, u in pairs]
@@ -57,8 +57,8 @@ def _image_tiles(x: jax.Array) -> list[jax.Array]:
     groups, batch, height, width, channels = x.shape
     h, w = -(-height // 2), -(-width // 2)
     x = jnp.pad(x, ((0, 0), (0, 0), (1, 2 * h + 1 - height), (1, 2 * w + 1 - width), (0, 0)))
-    x = jax.lax.optimization_barrier(x)  # else XLA computes what made x anew for every entry
-    # Cut into cells of 2x2, entry (i, j) of every 4x4 window is a contiguous slice of cells.
+    x = jax.lax.optimization_barrier(x)  # without the barrier XLA computes x anew for every entry
+    # After the cut into cells of 2x2, entry (i, j) of every 4x4 window is a contiguous slice of cells.
     x = x.reshape(groups, batch, h + 1, 2, w + 1, 2, channels)
     entries = [x[:, :, i // 2 : i // 2 + h, i % 2, j // 2 : j // 2 + w, j % 2] for i in range(4) for j in range(4)]
     return [v.reshape(groups, -1, channels) for row in _both_axes(_IMAGE, entries) for v in row]
@@ -74,7 +74,7 @@ def _output_tiles(y: jax.Array) -> list[jax.Array]:
 
 
 def _both_axes(matrix: np.ndarray, entries: list[jax.Array]) -> list[list[jax.Array]]:
-    """matrix E matrix^T for the square E of arrays, given row by row."""
+    """matrix E matrix^T, where E is a square of arrays, given row by row."""
     size = matrix.shape[1]
     columns = [_combine(matrix, entries[j::size]) for j in range(size)]
     return [_combine(matrix, list(row)) for row in zip(*columns, strict=True)]
@@ -87,5 +87,5 @@ def _combine(matrix: np.ndarray, entries: list[jax.Array]) -> list[jax.Array]:
     return [functools.reduce(jnp.add, (times(c, entries[i]) for i, c in enumerate(row) if c)) for row in matrix]
 
 
-#: (B, H, W, C) and (3, 3, C, O) to (B, H, W, O): 2-D cross-correlation of stride 1 with one zero around.
+#: 2-D cross-correlation of stride 1 with one zero on each side: (B, H, W, C) and (3, 3, C, O) to (B, H, W, O).
 winograd_conv = closed_convolution("winograd_conv", _convolve, _correlate)

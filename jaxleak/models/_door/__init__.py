@@ -1,4 +1,4 @@
-"""Networks that others wrote, as classifiers: nothing of theirs is rewritten, renamed or transposed."""
+"""Make classifiers of networks that others wrote; nothing in these networks is rewritten, renamed or transposed."""
 
 from jaxleak.models._door.describe import describe
 from jaxleak.models._door.equinox import from_equinox

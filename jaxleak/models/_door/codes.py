@@ -1,10 +1,10 @@
-"""Whether a network reads inputs as whole numbers, as codes that an embedding looks up or that are made one-hot."""
+"""Find out whether a network reads inputs as integer codes, which an embedding looks up or which are made one-hot."""
 
 import jax.numpy as jnp
 
 from jaxleak.models._door.program import Program, Step
 
-#: Primitives after which numbers are still inputs, in another place, unit or rounding.
+#: Primitives whose results are still inputs, but moved, rescaled or rounded.
 _STILL_INPUTS = frozenset(
     [
         "reshape",
@@ -38,15 +38,15 @@ _STILL_INPUTS = frozenset(
     ]
 )
 
-#: What looks rows up: the inputs from this one on are the places.
+#: Primitives that look rows up, with the number of the first input that holds places.
 _LOOKS_UP = {"gather": 1, "dynamic_slice": 1}
 
 
 def reads_codes(program: Program) -> bool:
     """Whether inputs become integers that choose rows of an array, or are compared with other integers.
 
-    Integers that are computed from more than a rescaled input, such as the places at which a spatial transformer reads,
-    are none, nor are the results of comparisons and the places of maxima.
+    Some integers are not codes: those that are computed from more than a rescaled input, such as the places at which a
+    spatial transformer reads, the results of comparisons, and the places of maxima.
 
     Args:
         program: a network's program, whose last input is x.

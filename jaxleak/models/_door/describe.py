@@ -1,4 +1,4 @@
-"""What is known of a classifier, to read before an attack on it."""
+"""A text with what is known of a classifier, to read before an attack on it."""
 
 import jax
 import jax.numpy as jnp

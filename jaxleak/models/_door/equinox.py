@@ -27,8 +27,8 @@ def from_equinox(
     """A `Classifier` of an Equinox module, which is left as it is; see `jaxleak.models.from_function`.
 
     Args:
-        module: called with one image, as `module(x)` or, with a state, as `module(x, state) -> (logits, state)`, and
-            taken over a batch by `jax.vmap(..., axis_name="batch")`.
+        module: the network. It is called with one image, as `module(x)` or, with a state, as
+            `module(x, state) -> (logits, state)`, and is mapped over a batch by `jax.vmap(..., axis_name="batch")`.
         state: `equinox.nn.State` of a module with batch normalisation.
         image_shape: (H, W, channels), whatever the layout.
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
@@ -38,7 +38,7 @@ def from_equinox(
 
     Returns:
         The classifier, and its variables. Parameters are nested dictionaries by the module's fields, as in
-        "layers/0/weight"; `jaxleak.capture.fit` makes them of a gradient's arrays.
+        "layers/0/weight"; `jaxleak.capture.fit` brings the arrays of a gradient into this form.
 
     Raises:
         ImportError: without the package equinox (`pip install equinox`).
@@ -75,12 +75,12 @@ def from_equinox(
         layout=layout,
         head=head,
     )
-    # `jax.tree.leaves` of a module goes by its fields, and not by their names.
+    # `jax.tree.leaves` lists the leaves of a module in the order of its fields, not of their names.
     return model._replace(order=tuple(_tree.named_leaves(arrays))), variables
 
 
 def _without_dropout(eqx: Any, module: Any) -> Any:
-    """The module with dropout that is in inference mode off in both modes, and `RefusedError` on any other."""
+    """Replace dropout that is in inference mode by dropout with p = 0; raise `RefusedError` on active dropout."""
     is_dropout = lambda part: isinstance(part, eqx.nn.Dropout)  # noqa: E731
 
     def off(part: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What is known of a program before it runs: constants, lines and hinges, parameters, what belongs to images.
+"""Facts about a program before it runs: constants, piecewise linear functions, parameters, dependence on images.
 
-A rule that replaces a primitive has to be sure of what the primitive does there. `x > 0` in a `select` may choose the
-branch of a leaky ReLU or mask a loss; a maximum with zero is a ReLU, or keeps a variance from being negative. One
-pass over the steps finds out, and nothing here computes with images.
+A rule that replaces a primitive has to know what the primitive does at that place. `x > 0` in a `select` may choose the
+branch of a leaky ReLU or mask a loss; a maximum with zero is a ReLU, or keeps a variance from being negative. Passes
+over the steps find this out, and nothing here computes with images.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from jaxleak.models._door.piecewise import Piecewise, larger, smaller
 from jaxleak.models._door.program import PIECEWISE_LINEAR, Program, Step, uniform
 
-#: Functions whose derivatives are smooth, and which are taken for the non-linearity of a layer.
+#: Functions with smooth derivatives that count as the non-linearity of a layer.
 _SMOOTH = frozenset(["logistic", "tanh", "erf", "erfc", "expm1"])
 
 #: Primitives that act entry by entry.
@@ -46,12 +46,12 @@ _MOVES = frozenset(["reshape", "transpose", "squeeze", "expand_dims", "rev", "co
 #: Primitives between a sum and the mean that it becomes.
 _SCALES = frozenset(["div", "mul", "reshape", "broadcast_in_dim", "convert_element_type"])
 
-#: Numbers this large stand for no bound at all, and bounds this small only keep a division from failing.
+#: A bound this large bounds nothing, and a bound this small only keeps a division from failing.
 _NO_BOUND, _GUARD = 1e30, 1e-6
 
 
 class Sign(NamedTuple):
-    """Whether what stands in the slot `of` is above (or else below) a threshold."""
+    """The result of a comparison: whether the slot `of` is above (or else below) a threshold."""
 
     of: int
     threshold: float
@@ -59,14 +59,14 @@ class Sign(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A parameter, and the steps that moved its entries since."""
+    """The parameter that a slot comes from, and the steps that moved its entries."""
 
     leaf: str
     moves: tuple[Step, ...] = ()
     repeated: bool = False  # broadcast along an axis: a bias, but no kernel any more
 
     def moved(self, leaf: jax.Array) -> jax.Array:
-        """The same for another array of the parameter's shape, such as its gradient; its dtype is kept."""
+        """Apply the same steps to another array of the parameter's shape, such as its gradient; its dtype is kept."""
         for step in self.moves:
             if step.name != "convert_element_type":
                 (leaf,) = step.bind([leaf])
@@ -74,10 +74,10 @@ class Origin(NamedTuple):
 
 
 class Facts:
-    """What is known of the slots of a program; what is not in a table is not known."""
+    """Tables of what is known of a program's slots; nothing is known of a slot that is not in a table."""
 
     def __init__(self, program: Program, leaves: tuple[str, ...], of_batch: frozenset[int]):
-        """One pass over the steps.
+        """Fill the tables from the steps of a program.
 
         Args:
             program: the program, whose first inputs are the parameters.
@@ -93,10 +93,10 @@ class Facts:
         #: Results of comparisons between numbers that depend on the images.
         self.compared: set[int] = set()
         self.origins = {slot: Origin(name) for slot, name in zip(program.inputs, leaves, strict=False)}
-        #: Slots that are a function, entry by entry, of another slot, and those where that is curved.
+        #: Slots that are an elementwise function of another slot, and those slots where this function is curved.
         self.roots: dict[int, int] = {}
         self.curved: set[int] = set()
-        #: Choices by sign that are no kinks: another choice by the same sign takes their place there.
+        #: Choices by sign that make no kinks, because another choice by the same sign replaces them there.
         self.guards: set[int] = set()
         self._makers = {step.outputs[0]: step for step in program.all_steps() if len(step.outputs) == 1}
         for step in self._makers.values():
@@ -107,25 +107,28 @@ class Facts:
             self._chain(step)
 
     def function(self, slot: int, of: int | None = None) -> Piecewise | None:
-        """A slot as a function of another, by default of itself; a constant is a function of any slot."""
+        """A slot as a piecewise linear function of `of`, or else of whatever slot it derives from; None if unknown."""
         if slot in self.numbers and of is not None:
             return Piecewise(of, 0.0, self.numbers[slot])
         found = self.functions.get(slot, Piecewise(slot))
         return found if of in (None, found.of) else None
 
     def has_hinges(self, slot: int) -> bool:
-        """Whether the slot is a kinked function of numbers that belong to images and pass a derivative on."""
+        """Whether the slot is a function with kinks, of numbers that depend on images and pass a derivative on."""
         function = self.functions.get(slot)
         return bool(function and function.hinges) and self.counts(slot)
 
     def counts(self, slot: int) -> bool:
-        """Whether a kink there may be smoothed: floating point, of the images, and reached by derivatives."""
+        """Whether a kink in the slot may be smoothed: it holds floats, depends on images and passes derivatives on."""
         dtype = getattr(self.program.avals[slot], "dtype", None)
         floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
         return floating and slot in self.of_batch and slot in self.alive
 
     def _forget_guards(self) -> None:
-        """ELU is `where(x > 0, x, expm1(where(x > 0, 0, x)))`: the inner choice only keeps the other branch finite."""
+        """Find choices that only keep a discarded branch finite, and count them as guards instead of kinks.
+
+        An example is the inner choice of ELU, `where(x > 0, x, expm1(where(x > 0, 0, x)))`.
+        """
         for step in self._makers.values():
             if step.name != "select_n" or step.outputs[0] in self.functions or step.inputs[0] not in self.signs:
                 continue
@@ -140,7 +143,7 @@ class Facts:
                 waiting += maker.inputs
 
     def _count(self, step: Step) -> None:
-        """Numbers, signs, piecewise linear functions."""
+        """Record whether a step makes a number, a sign or a piecewise linear function."""
         (out,), name, inputs = step.outputs, step.name, step.inputs
         if name in ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "stop_gradient"):
             if inputs[0] in self.numbers:
@@ -151,7 +154,7 @@ class Facts:
         if name in _COMPARISONS:
             self._compare(step)
         if name == "max" and any(map(self._is_variance, inputs)):
-            return  # a bound that only rounding ever meets is no kink
+            return  # a bound that only rounding errors reach is no kink
         varying = [slot for slot in inputs[1 if name == "select_n" else 0 :] if slot not in self.numbers]
         if not varying or not all(slot in self.numbers or self._same_shape(slot, out) for slot in inputs):
             return
@@ -162,7 +165,7 @@ class Facts:
             self._set(out, _FUNCTIONS[name](self, inputs, of))
 
     def _is_variance(self, slot: int) -> bool:
-        """Whether the slot is a mean of squares less the square of a mean, as Flax computes variances."""
+        """Whether the slot is a mean of squares minus the square of a mean, as Flax computes variances."""
         less = self._makers.get(slot)
         if less is None or less.name != "sub" or not self._is_square(less.inputs[1]):
             return False
@@ -200,7 +203,7 @@ class Facts:
         return floating and self._same_shape(step.inputs[0], step.outputs[0])
 
     def _follow(self, step: Step) -> None:
-        """Parameters through what only moves their entries."""
+        """Follow parameters through steps that only move their entries."""
         origin = self.origins.get(step.inputs[0]) if len(step.inputs) == 1 else None
         if origin is None:
             return
@@ -212,7 +215,7 @@ class Facts:
             self.origins[out] = Origin(origin.leaf, (*origin.moves, step), origin.repeated or not same)
 
     def _chain(self, step: Step) -> None:
-        """Functions of one slot, entry by entry: GELU is made of eight primitives."""
+        """Record elementwise functions of one slot that consist of several steps: GELU is made of eight primitives."""
         (out,) = step.outputs
         inputs = [slot for slot in step.inputs if slot not in self.numbers]
         closed = step.name == "custom_jvp_call" and not step.inside and _is_elementwise(step)
@@ -312,7 +315,7 @@ _FUNCTIONS = {
 
 
 def slots_of_batch(program: Program, larger_batch: Program) -> frozenset[int]:
-    """Slots that grow with the batch, by comparison with the same function's program for one more image.
+    """Slots that grow with the batch, found by comparison with the same function's program for one more image.
 
     Where the two programs differ in their steps, every slot with at least two axes counts.
     """

@@ -21,7 +21,7 @@ from jaxleak.models._door.refused import RefusedError, without_tokens
 if TYPE_CHECKING:
     from flax import nnx
 
-#: What Linen modules call the argument that tells training from evaluation, and its value in training.
+#: Names that Linen modules give to the argument that tells training from evaluation, with its value in training.
 _TRAINING: dict[str, bool] = {
     "train": True,
     "training": True,
@@ -51,7 +51,7 @@ def from_flax(
         module: a module of Linen, called as `module.apply(variables, x, train=...)`; or one of NNX, called as
             `module(x)`, whose mode `nnx.Module.train` and `eval` set.
         variables: the collections of a Linen module ("params", "batch_stats" and others), from its `init` or from
-            training. A module of NNX holds its own.
+            training. A module of NNX holds its own variables.
         image_shape: (H, W, channels).
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         train_arguments: keywords of the call in training. By default `train=True`, `training=True`,
@@ -63,17 +63,17 @@ def from_flax(
 
     Returns:
         The classifier, and its variables. Parameters are nested dictionaries with the module's own names, as in
-        "Dense_0/kernel"; those of NNX are what `nnx.to_pure_dict` gives of the parameters, or of their gradient.
+        "Dense_0/kernel"; for NNX, `nnx.to_pure_dict` gives them this form, and their gradient as well.
 
     Raises:
         ValueError: on arguments out of range; if a layer draws random numbers in training, such as dropout; if the
             module gives no logits (B, C).
-        TypeError: if it is no Flax module.
+        TypeError: if `module` is not a Flax module.
     """
     if isinstance(module, nn.Module):
         functions, known = _of_linen(module, variables, train_arguments, eval_arguments)
     else:
-        from jaxleak.models._door.nnx import of_nnx  # which takes half a second to import, and few need
+        from jaxleak.models._door.nnx import of_nnx  # this import takes half a second, and few callers need it
 
         functions, known = of_nnx(module, train_arguments or {}, eval_arguments or {})
     return assemble(functions, known, image_shape=image_shape, num_classes=num_classes, layout=layout, head=head)
@@ -87,19 +87,19 @@ def classifier(
     head: str | None = None,
     form: Form = "auto",
 ) -> Classifier:
-    """A `Classifier` of a Linen module whose weights are still to be drawn, as the built-in networks are.
+    """A `Classifier` of a Linen module without weights, such as the built-in networks; its `init` draws them.
 
     Args:
-        module: called as `module.apply(variables, x, train=...)`, x (B, H, W, channels) in [0, 1], or without `train`
-            or under another name for it, see `from_flax`. It gives logits (B, C).
+        module: a module that gives logits (B, C). It is called as `module.apply(variables, x, train=...)` with x (B, H,
+            W, channels) in [0, 1]. The argument `train` may have another name or be missing, see `from_flax`.
         image_shape: (H, W, channels).
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         head: name of the last dense layer; by default the last one with C outputs.
         form: how convolutions are written, see `jaxleak.models.conv2d`.
 
     Returns:
-        The classifier, whose `init` draws variables by the module's own initialisers, for any key. For an equal module
-        and equal arguments it is the same object as before, so that what was compiled for it is used again.
+        The classifier, whose `init` draws variables by the module's own initialisers, for any key. An equal module and
+        equal arguments give the same object as before, so that programs that were compiled for it are used again.
 
     Raises:
         ValueError: on arguments out of range; if a layer draws random numbers in training, such as dropout; if the
@@ -107,11 +107,11 @@ def classifier(
     """
     size = check_sizes(image_shape, num_classes)
     settle_products()
-    # What is traced depends on these two settings of JAX.
+    # The trace depends on these two settings of JAX.
     settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     try:
         hash(module)
-    except TypeError:  # it has a list or an array, for example
+    except TypeError:  # the module has a list or an array, for example
         return _classifier.__wrapped__(module, size, num_classes, head, form, settings)
     return _classifier(module, size, num_classes, head, form, settings)
 
@@ -125,10 +125,10 @@ def _classifier(
     form: Form,
     settings: tuple[bool, str | None],
 ) -> Classifier:
-    """As `classifier`, under these settings of JAX."""
+    """Do what `classifier` does, under these settings of JAX."""
     del settings  # they are in the cache's key alone
 
-    # Compiled, so that the forward pass that only finds the shapes is never run.
+    # `init` is compiled, so that its forward pass, which only finds the shapes, is never run.
     @jax.jit
     def init(key: jax.Array) -> PyTree:
         variables = drawn(module, image_shape, key=key)

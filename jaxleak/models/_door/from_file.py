@@ -1,4 +1,4 @@
-"""Networks out of somebody's Python file, in whatever library they are written."""
+"""Load networks from a user's Python file, whatever library they are written in."""
 
 import contextlib
 import importlib
@@ -17,7 +17,7 @@ from jaxleak.models._door.refused import RefusedError
 from jaxleak.models._door.torch_export import from_torch
 from jaxleak.models._door.torch_graph import Dropout
 
-#: How a file says that it needs PyTorch.
+#: Pattern of the line by which a file imports PyTorch.
 _IMPORTS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 
 
@@ -31,29 +31,29 @@ def from_file(
     layout: Layout | None = None,
     head: str | None = None,
 ) -> Classifier:
-    """A `Classifier` of what a Python file defines, which is left as it is; the file is run.
+    """A `Classifier` of a network that a Python file defines; the file is run, and the network is left as it is.
 
     Args:
-        spec: "FILE.py:NAME". NAME is a class of PyTorch or Linen, a module, a function that gives a module or one of
-            what `from_torch` and its kin return, or a pair of an Equinox module and its state. Classes and functions
+        spec: "FILE.py:NAME". NAME is a class of PyTorch or Linen, a module, a pair of an Equinox module and its state,
+            or a function that returns a module or what `from_torch` and similar functions return. Classes and functions
             are called without arguments.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
         dropout: "off" takes a PyTorch module without its dropout; see `from_torch`.
-        eval_layers: submodules of a PyTorch module that stay in evaluation mode; see `from_torch`. A `Classifier` has
+        eval_layers: submodules of a PyTorch module that stay in evaluation mode; see `from_torch`. A `Classifier` keeps
             its own.
         layout: axes of the images that a module of Flax or Equinox reads; by default those of its library.
         head: name of the last dense layer; by default the last one with C outputs.
 
     Returns:
-        The classifier. Its `init` draws the weights of a Linen module by the key. It gives the weights of any other
-        module as the file made them, whatever the key; If the file imports PyTorch, its generator has been
-        seeded with 0 before the file is run and before NAME is called, so that they are the same in every process.
+        The classifier. Its `init` draws the weights of a Linen module by the key. For any other module it gives the
+        weights that the file made, whatever the key. If the file imports PyTorch, PyTorch's generator is seeded with 0
+        before the file is run and before NAME is called, so that the weights are the same in every process.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be imported or has no such name; if what stands under the name is no model,
-            needs arguments or fails; on everything that `from_torch`, `from_flax` and `from_equinox` refuse.
+        ValueError: if the file cannot be imported or has no such name; if the object of that name is no model, needs
+            arguments or fails; on everything that `from_torch`, `from_flax` and `from_equinox` refuse.
     """
     found = _made(named_in_file(spec, inside=_with_torch), spec)
     found, beside = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
@@ -88,7 +88,7 @@ def from_file(
 
 @contextlib.contextmanager
 def _with_torch(path: Path) -> Iterator[None]:
-    """PyTorch is imported at once where the file at `path` does so, and its generator begins anew inside."""
+    """Import PyTorch at once if the file at `path` imports it, and seed its generator with 0 inside the block."""
     if _IMPORTS_TORCH.search(path.read_text(errors="ignore")):
         with contextlib.suppress(ImportError):
             importlib.import_module("torch")
@@ -97,7 +97,7 @@ def _with_torch(path: Path) -> Iterator[None]:
 
 
 def _kinds() -> dict[str, type]:
-    """What a module may be, by the library that it is of, for the libraries that somebody's file has imported."""
+    """The type of a network by library, for the libraries that have been imported so far."""
     names = {
         "torch.nn": "Module",
         "torch.export": "ExportedProgram",
@@ -109,7 +109,7 @@ def _kinds() -> dict[str, type]:
 
 
 def _made(found: Any, spec: str) -> Any:
-    """What stands under the name; a class or a function is called."""
+    """Return the object that was found, or, if it is a class or a function, what a call of it makes."""
     if not callable(found) or isinstance(found, (Classifier, *_kinds().values())):
         return found
     file, _, name = spec.rpartition(":")
@@ -121,13 +121,13 @@ def _made(found: Any, spec: str) -> Any:
     try:
         with _seeded():
             return found()
-    except Exception as error:  # whatever somebody's code does
+    except Exception as error:  # a user's code may raise anything
         raise ValueError(f"{name} cannot be made: {told(error, Path(file))}") from error
 
 
 @contextlib.contextmanager
 def _seeded() -> Iterator[None]:
-    """PyTorch's generator begins anew inside, if the file has imported PyTorch, and goes on outside as if unused."""
+    """Seed PyTorch's generator with 0 inside the block, if PyTorch is imported, and restore its state at the end."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

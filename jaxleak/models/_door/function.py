@@ -1,4 +1,4 @@
-"""Any function of variables and images as a `Classifier`."""
+"""Make a `Classifier` of any function of variables and images."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from jaxleak.models._door.network import (
 from jaxleak.models._door.plan import Plan
 from jaxleak.models._door.refused import RefusedError
 
-#: Why a network is refused that looks some of its inputs up.
+#: Message for a network that is refused because it looks up some of its inputs.
 _CODES = (
     "the network reads some of its inputs as whole numbers (codes of an embedding), which a search over real numbers "
     "in [0, 1] cannot find: audit it without them, or with one-hot columns as inputs, by which the network multiplies "
@@ -48,20 +48,21 @@ def from_function(
 ) -> tuple[Classifier, PyTree]:
     """A `Classifier` of any JAX function, which is left as it is.
 
-    The function is traced, and its jaxpr interpreted: kinks are smoothed when an attack asks for a sharpness,
-    convolutions are computed in the library's fast form, and outputs of non-linearities and what linear layers read
+    The function is traced, and its jaxpr is interpreted. Kinks are smoothed when an attack asks for a sharpness.
+    Convolutions are computed in the library's fast form. The outputs of non-linearities and the inputs of linear layers
     are recorded. `Classifier.notes` lists what stays as it is; `jaxleak.models.describe` prints all that was found.
 
     Args:
-        apply: (variables, x) -> logits (B, C), x (B, H, W, channels) or (B, channels, H, W) in [0, 1]. What the network
-            computes with its running statistics, if it has any. One logit z, (B, 1) or (B,), is read as the two logits
-            (0, z) of the classes 0 and 1, whose cross-entropy is the binary one of z.
+        apply: (variables, x) -> logits (B, C), x (B, H, W, channels) or (B, channels, H, W) in [0, 1]. This is what the
+            network computes with its running statistics, if it has any. One logit z, (B, 1) or (B,), is read as the two
+            logits (0, z) of the classes 0 and 1, whose cross-entropy is the binary cross-entropy of z.
         variables: `{"params": tree}`, and running statistics of batch normalisation as "batch_stats", if there are any.
         image_shape: (H, W, channels), whatever the layout.
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
         train_apply: (variables, x) -> logits, or (logits, batch_stats after this batch): what the network computes in
             training, where that differs. Without it, mode "train" of a network with running statistics is refused.
-        layout: axes of the images that `apply` reads: "NHWC" or "NCHW". All others are always (B, H, W, channels).
+        layout: axes of the images that `apply` reads: "NHWC" or "NCHW". All other images are always (B, H, W,
+            channels).
         head: name of the last dense layer or of its kernel, as in "classifier" or "classifier/kernel"; by default the
             last one with C outputs is taken, or with 1 for one logit.
 
@@ -113,7 +114,7 @@ def assemble(
     head: str | None,
     notes: tuple[str, ...] = (),
 ) -> tuple[Classifier, PyTree]:
-    """What `from_function` does, of functions by mode. `notes` are added to those found here."""
+    """Do what `from_function` does, with one function for each mode. `notes` are added to those found here."""
     variables = jax.tree.map(jnp.asarray, variables)
     model = wrapped(
         functions,
@@ -128,7 +129,7 @@ def assemble(
 
 
 def check_sizes(image_shape: tuple[int, ...], num_classes: int | None) -> tuple[int, int, int]:
-    """(H, W, channels), or `ValueError` on a size out of range."""
+    """Return (H, W, channels); raise `ValueError` on a size out of range."""
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be (height, width, channels), got {tuple(image_shape)}")
     height, width, channels = image_shape
@@ -155,7 +156,7 @@ def wrapped(
     head: str | None,
     form: Form = "auto",
 ) -> Classifier:
-    """The classifier of functions by mode, whose variables have these shapes and are drawn by `init`."""
+    """The classifier of one function for each mode; its variables have these shapes, and `init` draws them."""
     _validate.one_of(LAYOUTS, layout=layout)
     _validate.one_of(FORMS, form=form)
     size = check_sizes(image_shape, num_classes)
@@ -209,7 +210,7 @@ def wrapped(
 
 
 def notes_on(plan: Plan) -> tuple[str, ...]:
-    """What of a network stays as it is, in words."""
+    """The parts of a network that stay as they are, in words."""
     notes = []
     if plan.exact:
         notes.append(f"kinks that are not smoothed: {_counted(plan.exact)}")

@@ -12,7 +12,7 @@ from jaxleak.models._door.layouts import in_order, inverse, moved
 from jaxleak.models._door.linear import Pads
 from jaxleak.models._door.program import Step
 
-#: Primitives that make hinges of lines.
+#: Primitives that make a function with kinks out of linear functions.
 FOLDS = frozenset(["max", "min", "clamp", "select_n", "abs"])
 
 #: Primitives with kinks or steps for which there is no smooth form here.
@@ -37,7 +37,7 @@ _NEVER_SMOOTH = frozenset(
 
 
 class Pool(NamedTuple):
-    """A max-pool over two axes, whatever their order and however many others there are."""
+    """A max-pool over two axes, in any order and with any number of other axes."""
 
     axes: tuple[int, ...]  # order of all axes: the others, the two of the windows, and the last of the others
     window: int
@@ -98,7 +98,7 @@ def joins_two(step: Step, facts: Facts) -> bool:
 
 
 def stays(step: Step, facts: Facts) -> str | None:
-    """The name of a kink that has no smooth form here, else None."""
+    """The name of the step's kink if it has no smooth form here, else None."""
     if not any(facts.counts(slot) for slot in step.outputs):
         return None
     (out, *_) = step.outputs
@@ -114,7 +114,7 @@ def stays(step: Step, facts: Facts) -> str | None:
 
 
 def count_inside(step: Step) -> str | None:
-    """What a step that stays closed hides: kinks and linear layers inside a loop, a branch or a call."""
+    """Names of kinks and linear layers inside a step that stays closed, such as a loop; None without any."""
     hidden = [
         inner.name
         for body in step.bodies()
@@ -129,5 +129,5 @@ def count_inside(step: Step) -> str | None:
 
 
 def _keeps_its_own(step: Step, hidden: list[str]) -> bool:
-    """Smooth functions that were given a derivative by hand, whose maxima only keep exponentials in range."""
+    """Whether the step is a smooth function with its own derivative, where maxima only keep exponentials in range."""
     return step.name == "custom_jvp_call" and set(hidden) <= {"max", "min"}

@@ -1,9 +1,9 @@
-"""Transposes that are put off: networks of other layouts run in the library's, (B, H, W, C), from end to end.
+"""Postpone transposes, so that networks of other layouts run in the library's layout (B, H, W, C) throughout.
 
 PyTorch's images are (B, C, H, W), and the fast convolutions read (B, H, W, C). To move every image there and back
-around each layer costs a quarter of a step. So a result keeps the order of axes that it was computed in, with a note of
-the order that is meant, and functions that act entry by entry, sums and joins compute in that order. Anything else gets
-what is meant.
+around each layer costs a quarter of a step. So a result keeps the order of axes in which it was computed, with a note
+of the order that it should have. Elementwise functions, reductions and concatenations compute in the former. All other
+steps get their inputs in the order that they should have.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +28,19 @@ _REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod"
 
 
 class Moved(NamedTuple):
-    """What is meant is `transpose(array, axes)`."""
+    """An array that stands for `transpose(array, axes)`, which is not computed yet."""
 
     array: jax.Array
     axes: tuple[int, ...]
 
 
 def moved(array: jax.Array, axes: Sequence[int]) -> Any:
-    """`transpose(array, axes)`, put off."""
+    """`transpose(array, axes)`, postponed."""
     return array if list(axes) == list(range(len(axes))) else Moved(array, tuple(axes))
 
 
 def plain(value: Any) -> Any:
-    """What is meant."""
+    """The value after its postponed transpose, if it has one."""
     return jnp.transpose(value.array, value.axes) if isinstance(value, Moved) else value
 
 
@@ -52,17 +52,17 @@ def in_order(value: Any, order: Sequence[int]) -> jax.Array:
 
 
 def inverse(axes: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes an order."""
+    """The order of axes that undoes `axes`."""
     return tuple(sorted(range(len(axes)), key=lambda i: axes[i]))
 
 
 def entry_by_entry(function: Callable[[jax.Array], jax.Array], value: Any) -> Any:
-    """A function of single entries, or of all of them in any order."""
+    """Apply a function that is elementwise or does not depend on the order of axes."""
     return moved(function(value.array), value.axes) if isinstance(value, Moved) else function(value)
 
 
 def bind(step: Step, inputs: Sequence[Any]) -> list[Any]:
-    """Apply the step's primitive in the order that its inputs were computed in, if it has one."""
+    """Apply the step's primitive, in the order of axes in which its inputs were computed if it can."""
     if step.name == "transpose":
         (value,), order = inputs, step.params["permutation"]
         if isinstance(value, Moved):

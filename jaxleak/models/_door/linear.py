@@ -1,4 +1,4 @@
-"""Linear layers in a program: convolutions in the library's fast forms, and what they and dense layers read."""
+"""Linear layers in a program: convolutions in the library's fast forms, and the inputs of all linear layers."""
 
 from typing import Any, NamedTuple
 
@@ -39,19 +39,19 @@ class Convolution(NamedTuple):
         return moved(fast, self.output)
 
     def rows(self, x: Any, kernel: Any) -> jax.Array:
-        """(n, kh kw C_in), a row per output pixel and image."""
+        """What the convolution reads, as rows (n, kh kw C_in): one per output pixel and image."""
         kh, kw, *_ = in_order(kernel, self.kernel).shape
         read = patches(in_order(x, self.image), (kh, kw), self.stride, self.padding)
         return read.reshape(-1, read.shape[-1])
 
     def matrix(self, kernel: jax.Array) -> jax.Array:
-        """(kh kw C_in, C_out)."""
+        """The kernel as a matrix (kh kw C_in, C_out)."""
         kernel = jnp.transpose(kernel, self.kernel)
         return kernel.reshape(-1, kernel.shape[-1])
 
 
 class Product(NamedTuple):
-    """A product of something with a parameter: a dense layer."""
+    """A dense layer: the product of an input with a parameter."""
 
     kernel_first: bool
     contracted: tuple[int, ...]  # axes of the input
@@ -59,14 +59,14 @@ class Product(NamedTuple):
     origin: Origin
 
     def rows(self, first: Any, second: Any) -> jax.Array:
-        """(n, k)."""
+        """What the layer reads, as rows (n, k)."""
         x = plain(second if self.kernel_first else first)
         free = [axis for axis in range(x.ndim) if axis not in self.contracted]
         size = int(np.prod([x.shape[axis] for axis in self.contracted], dtype=np.int64))
         return jnp.transpose(x, (*free, *self.contracted)).reshape(-1, size)
 
     def matrix(self, kernel: jax.Array) -> jax.Array:
-        """(k, channels)."""
+        """The kernel as a matrix (k, channels)."""
         free = [axis for axis in range(kernel.ndim) if axis not in self.kernel_contracted]
         size = int(np.prod([kernel.shape[axis] for axis in self.kernel_contracted], dtype=np.int64))
         return jnp.transpose(kernel, (*self.kernel_contracted, *free)).reshape(size, -1)

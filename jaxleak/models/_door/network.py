@@ -1,4 +1,4 @@
-"""A network by mode, traced once for each batch size, and passes through it."""
+"""Trace the functions of a network once for each mode and batch size, and run them."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -18,26 +18,26 @@ from jaxleak.models._door.refused import RefusedError, without_tokens
 
 Layout = Literal["NHWC", "NCHW"]
 
-#: Images of the program that is read before any other. Comparing it with that of one more image shows which numbers
-#: belong to images.
+#: Number of images in the first program that is traced. Comparing this program with that of one more image shows which
+#: numbers belong to images.
 FEW = 2
 
 #: Primitives that change no number.
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "copy"])
 
-#: Primitives that change no number but by rounding.
+#: Primitives that change numbers by rounding at most.
 _SAME_NUMBERS = _RESHAPES | {"convert_element_type", "stop_gradient"}
 
-#: What images are made of, unless a caller has others, such as bfloat16.
+#: Dtype of images, unless a caller has another, such as bfloat16.
 _PIXELS = jnp.dtype("float32")
 
 
 class Computed(NamedTuple):
-    """What a network gives in one mode, before anything is known of its inside."""
+    """What a network's function for one mode returns."""
 
     logits: jax.Array  # (B, C)
-    batch_stats: PyTree = None  # running statistics after this batch, or None where they stay
-    statistics: PyTree = None  # statistics of this batch, a tree like the running ones; None: to be found from those
+    batch_stats: PyTree = None  # running statistics after this batch, or None if they do not change
+    statistics: PyTree = None  # statistics of this batch, a tree like the running ones; None to solve them from those
 
 
 #: (params, batch_stats, x) -> Computed
@@ -45,7 +45,7 @@ Function = Callable[[PyTree, PyTree, jax.Array], Computed]
 
 
 class Network:
-    """Functions by mode, traced once for each batch size."""
+    """The functions of a network by mode, each traced once for each batch size."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Network:
         self._plans: dict[Any, tuple[Plan, Any, Head | None]] = {}
 
     def traced(self, mode: BatchNormMode, batch: int, shapes: PyTree, dtype: Any = _PIXELS) -> tuple[Program, Any]:
-        """The program for so many images, and the structure of its outputs."""
+        """The program for `batch` images, and the structure of its outputs."""
 
         def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
             found = self.functions[mode](params, batch_stats, self._as_given(x))
@@ -85,7 +85,7 @@ class Network:
         return self._traced[key]
 
     def check_logits(self, num_classes: int | None) -> int:
-        """C, or `ValueError` if a mode gives no logits (B, C), or one for each image, of which two are made."""
+        """Return C; raise `ValueError` unless every mode gives logits (B, C), or one per image, made two."""
         batch = FEW
         alone = []
         for mode in self.functions:
@@ -123,11 +123,12 @@ class Network:
         """Whether a mode gives one logit for each image.
 
         Raises:
-            ValueError: if the logit is a probability: its loss is another function of it.
+            ValueError: if the logit is a probability, since its loss is another function of it; or if the number of
+                logits does not grow with the batch.
         """
         if not self._logits_alone[mode, batch]:
             return False
-        # One row of logits, without the batch, may be as long as there are images; one image more tells.
+        # A row of logits without a batch axis may have as many entries as there are images; one more image tells.
         self.traced(mode, batch + 1, self.shapes)
         if not self._logits_alone[mode, batch + 1]:
             raise ValueError(f"the network must give logits (B, C) in mode {mode!r}, got ({batch},) whatever B is")
@@ -140,7 +141,7 @@ class Network:
         return True
 
     def plan(self, mode: BatchNormMode, batch: int, variables: PyTree) -> Plan:
-        """The plan for so many images."""
+        """The plan for `batch` images."""
         return self._planned(mode, batch, variables)[0]
 
     def _planned(
@@ -158,8 +159,8 @@ class Network:
         return self._plans[key]
 
     def choose_head(self, plan: Plan, batch: int, head: str | None) -> Head | None:
-        """The last dense layer, or the one of this name."""
-        self._plans.clear()  # they were made before the head was known
+        """The last dense layer, or the dense layer that `head` names."""
+        self._plans.clear()  # these plans were made before the head was known
         found = list(plan.head(batch, self.width))
         if head is None:
             return found[0] if found else None
@@ -171,9 +172,9 @@ class Network:
         raise RefusedError(f"head must be a dense layer with {outputs} ({known}), got {head!r}")
 
     def find_weights(self, variables: PyTree) -> None:
-        """How much of the old running statistics the new ones keep: `a` in `a * old + (1 - a) * of this batch`.
+        """Find how much of the old running statistics is kept: `a` in `new = a * old + (1 - a) * of this batch`.
 
-        It is the derivative of the new statistics by the old ones, for which no image has to be looked at.
+        This share is the derivative of the new statistics with respect to the old ones; finding it needs no image.
         """
         if "train" not in self.functions or not jax.tree.leaves(variables["batch_stats"]):
             return
@@ -183,7 +184,7 @@ class Network:
             return
         x = jnp.zeros((FEW, *self.image_shape))
         leaves = (*jax.tree.leaves(variables["params"]), *jax.tree.leaves(variables["batch_stats"]))
-        # Weights that are still to be drawn have shapes alone; no derivative by the old statistics reads them.
+        # Weights that are still to be drawn have only shapes; no derivative by the old statistics reads their values.
         arguments = (*(jnp.zeros(a.shape, a.dtype) if isinstance(a, jax.ShapeDtypeStruct) else a for a in leaves), x)
 
         def share(*arguments: jax.Array) -> list[jax.Array]:
@@ -241,7 +242,7 @@ class Network:
         return Outputs(computed.logits, features, found.activations, statistics, new), found.rows
 
     def _check(self, variables: PyTree) -> None:
-        """`ValueError` naming the first leaf that does not fit."""
+        """Raise `ValueError` if leaves have other names or shapes than the network's; the message names the first."""
         for part in ("params", "batch_stats"):
             wanted, found = _tree.named_leaves(self.shapes[part]), _tree.named_leaves(variables[part])
             if wanted.keys() != found.keys():
@@ -253,7 +254,7 @@ class Network:
 
 
 def _is_one_logit(logits: Any, batch: int) -> bool:
-    """Whether these are (B, 1) or (B,); of one image also (), which squeezing every axis leaves."""
+    """Whether logits are floats (B, 1) or (B,); for one image also (), as squeezing every axis leaves it."""
     shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
     alone = shape in ((batch,), (batch, 1)) or (batch == 1 and shape == ())
     return alone and dtype is not None and bool(jnp.issubdtype(dtype, jnp.floating))
@@ -266,14 +267,14 @@ def _with_zero(logit: jax.Array, batch: int) -> jax.Array:
 
 
 def _ends_in_sigmoid(program: Program) -> bool:
-    """Whether what stands beside the zeros of `_with_zero` is a sigmoid, whatever its shape was changed to."""
+    """Whether the logit beside the zeros of `_with_zero` is the output of a sigmoid, even after changes of shape."""
     joined = next(step for step in program.steps if program.outputs[0] in step.outputs)
     made = _maker(joined.inputs[-1], program)
     return made is not None and made.name == "logistic"
 
 
 def ends_in_probabilities(program: Program) -> bool:
-    """Whether the logits (B, C) are what a softmax or sigmoids give, whatever their shape was changed to."""
+    """Whether the logits (B, C) are the output of a softmax or of sigmoids, even after changes of shape."""
     made = _maker(program.outputs[0], program)
     if made is None or made.name != "div":
         return made is not None and made.name == "logistic"
@@ -284,7 +285,7 @@ def ends_in_probabilities(program: Program) -> bool:
 
 
 def _maker(slot: Any, program: Program) -> Any:
-    """The step that gives these numbers, before their shape was changed; None for an input."""
+    """The step that computes a slot's numbers, before changes of shape and rounding; None for an input."""
     makers = {slot: step for step in program.steps for slot in step.outputs}
     while (step := makers.get(slot)) is not None and step.name in _SAME_NUMBERS:
         slot = step.inputs[0]

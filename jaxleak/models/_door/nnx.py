@@ -18,22 +18,22 @@ _KINDS: Any = (nnx.Param, nnx.BatchStat, ...)
 def of_nnx(
     module: object, train: Mapping[str, Any], evaluate: Mapping[str, Any]
 ) -> tuple[dict[BatchNormMode, Function], PyTree]:
-    """The module in both modes of batch normalisation as functions of parameters, statistics and images; its arrays.
+    """A function of parameters, statistics and images for each mode of batch normalisation; and the module's arrays.
 
     Args:
-        module: what should be an NNX module.
+        module: the NNX module; any other object is refused.
         train: arguments of a call in training mode.
         evaluate: arguments of a call in evaluation mode.
 
     Raises:
-        TypeError: if it is no NNX module.
-        ValueError: if a layer of it draws random numbers in training.
+        TypeError: if `module` is not an NNX module.
+        ValueError: if a layer of the module draws random numbers in training.
     """
     if not isinstance(module, nnx.Module):
         got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise TypeError(f"module must be a Flax module, of Linen or NNX, got {got}")
     _refuse_dropout(module)
-    # A copy, so that what is done to the module later does not change the classifier.
+    # The module is copied, so that later changes to it do not change the classifier.
     graph, *states = nnx.split(nnx.clone(module), *_KINDS)
     params_state, stats_state, rest = states
 
@@ -44,7 +44,7 @@ def of_nnx(
 
     def called(training: bool, arguments: Mapping[str, Any]) -> Function:
         def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:
-            # A copy, or Flax refuses to change batch statistics that belong to another trace.
+            # Without a copy Flax refuses to change batch statistics that belong to another trace.
             mine = nnx.merge(graph, filled(params_state, params), filled(stats_state, batch_stats), rest, copy=True)
             mine.train() if training else mine.eval()
             logits = mine(x, **arguments)

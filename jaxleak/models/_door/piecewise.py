@@ -1,8 +1,8 @@
 """Piecewise linear functions of one number, and their smooth forms.
 
 ReLU, leaky ReLU, ReLU6, hard tanh, hard sigmoid, absolute values and clipping are all a line plus a few hinges,
-`slope * z + offset + sum_i change_i * relu(z - at_i)`. However somebody writes one of them down, by maxima, minima or
-a choice by sign, it ends in this form, and its smooth form has `soft_relu` in place of every `relu`.
+`slope * z + offset + sum_i change_i * relu(z - at_i)`. Whether code writes such a function by maxima, by minima or by a
+choice by sign, it is brought to this form. The smooth form has `soft_relu` in place of every `relu`.
 """
 
 import math
@@ -13,7 +13,7 @@ import jax
 
 from jaxleak.models._activations import Sharpness, in_units_of, soft_relu
 
-#: Relative error up to which two numbers of single precision are taken for the same.
+#: Relative error up to which two numbers of single precision count as equal.
 _SAME = 1e-6
 
 
@@ -25,7 +25,7 @@ class Hinge(NamedTuple):
 
 
 class Piecewise(NamedTuple):
-    """A continuous piecewise linear function of what stands in the slot `of`."""
+    """A continuous piecewise linear function of the number in the slot `of`."""
 
     of: int
     slope: float = 1.0
@@ -55,7 +55,7 @@ class Piecewise(NamedTuple):
         return Piecewise(self.of, self.slope + other.slope, self.offset + other.offset, hinges)
 
     def pieces(self) -> Iterator[tuple[float, float, float, float]]:
-        """From, to, slope and offset of every piece."""
+        """Start, end, slope and offset of every piece."""
         slope, offset, start = self.slope, self.offset, -math.inf
         for hinge in self.hinges:
             yield start, hinge.at, slope, offset
@@ -80,7 +80,7 @@ class Piecewise(NamedTuple):
         return _joined(self.of, lines)
 
     def right_of(self, place: float) -> "Piecewise | None":
-        """The function to the right of a place and zero to its left; None where that would jump."""
+        """The function to the right of a place and zero to its left; None if this would jump at the place."""
         if not math.isfinite(place) or abs(self.at(place)) > _SAME * (abs(self.offset) + abs(self.slope * place)):
             return None
         lines = [(-math.inf, 0.0, 0.0)]
@@ -88,7 +88,7 @@ class Piecewise(NamedTuple):
         return _joined(self.of, lines)
 
     def smooth(self, z: jax.Array, sharpness: Sharpness) -> jax.Array:
-        """The smooth form, of a sharpness in units of z's standard deviation."""
+        """The smooth form at z, where the sharpness is relative to z's standard deviation."""
         beta = in_units_of(z, sharpness)
         assert beta is not None
         out = self.slope * z + self.offset if self.slope or self.offset else None

@@ -1,4 +1,4 @@
-"""Which steps of a program are replaced and what is recorded on the way, and a pass through it with images."""
+"""Decide which steps of a program are replaced and what is recorded, and run the program with images."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from jaxleak.models._door.facts import Facts
 from jaxleak.models._door.layouts import bind, entry_by_entry, plain
 from jaxleak.models._door.program import Program, Step
 
-#: A step in place of the primitive: (inputs, sharpness) -> output, both as in `jaxleak.models._door.layouts`.
+#: Replaces the primitive of a step: (inputs, sharpness) -> output, with arrays as in `jaxleak.models._door.layouts`.
 Rule = Callable[[list[Any], Sharpness], Any]
 
 
@@ -27,7 +27,7 @@ class Head(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What one pass through a program gives."""
+    """The results of one pass through a program."""
 
     outputs: list[Any]
     features: jax.Array | None
@@ -44,14 +44,14 @@ class Plan:
         self.rules: dict[int, Rule] = {}
         self.layers: dict[int, linear.Convolution | linear.Product] = {}
         self.smoothed: list[str] = []  # kinds of kinks with a smooth form, one entry for each kink
-        self.exact: list[str] = []  # kinks without
+        self.exact: list[str] = []  # kinds of kinks without a smooth form
         self.slow: list[str] = []  # convolutions that stay in XLA's form
         outputs: set[int] = set()
         made_of: dict[int, set[int]] = {}  # outputs that a piecewise linear function is made of
         for number, step in enumerate(program.steps):
             below = {slot for before in step.inputs for slot in made_of.get(before, ())}
             if self._fold(number, step) or self._combines(step):
-                # A maximum and a minimum make one ReLU6, whose output is that of the second.
+                # A maximum and a minimum together make one ReLU6; its output is that of the second step.
                 outputs.difference_update(below)
                 outputs.add(step.outputs[0])
                 below = {step.outputs[0]}
@@ -71,7 +71,7 @@ class Plan:
         self.used = program.used(program.outputs[:1])
 
     def _fold(self, number: int, step: Step) -> bool:
-        """A rule for a kink; True if its output is an activation."""
+        """Make a rule for a kink; return whether the kink's output is an activation."""
         facts, out = self.facts, step.outputs[0] if step.outputs else -1
         if step.name == "reduce_window_max" and facts.counts(out):
             pool = kinks.pool_of(step)
@@ -95,7 +95,7 @@ class Plan:
             return True
         folds = any(inner.name in kinks.FOLDS for inner in step.inside or (step,))
         if folds and facts.has_hinges(out):
-            # Evaluated from the number that the whole function is of; see `run`.
+            # The whole function is evaluated from the slot that it is a function of; see `_apply`.
             self.smoothed.append("piecewise linear activation")
             return True
         return False
@@ -120,7 +120,7 @@ class Plan:
             self.layers[number] = found
 
     def _curved(self) -> set[int]:
-        """The ends of chains of functions, entry by entry, of which one is a smooth non-linearity."""
+        """The ends of chains of elementwise functions that contain a smooth non-linearity."""
         facts, ends = self.facts, {slot for slot in self.facts.curved if self.facts.counts(slot)}
         for step in self.program.steps:
             for slot in ends.intersection(step.inputs):
@@ -129,7 +129,7 @@ class Plan:
         return ends
 
     def _drop_what_is_used_otherwise(self) -> None:
-        """Parameters that are more than the kernel of linear layers have no rows: their gradient has other parts."""
+        """Drop layers with kernels that are also used elsewhere: the gradients of these parameters have other parts."""
         otherwise = {
             origin.leaf
             for number, step in enumerate(self.program.steps)
@@ -143,14 +143,14 @@ class Plan:
         }
 
     def matrix(self, name: str, leaf: jax.Array) -> jax.Array:
-        """(k, channels) of a kernel or its gradient, in the order of its rows."""
+        """A kernel or its gradient as a matrix (k, channels), in the order of the layer's rows."""
         for layer in self.layers.values():
             if layer.origin is not None and layer.origin.leaf == name:
                 return layer.matrix(layer.origin.moved(leaf))
         raise ValueError(f"{name} is the kernel of no linear layer; they are {', '.join(self.kernels())}")
 
     def bias_of(self, name: str) -> str:
-        """The name of the bias that is added to what a linear layer gives, "" where there is none."""
+        """The name of the bias that is added to the output of a linear layer, or "" without one."""
         for number, layer in self.layers.items():
             if layer.origin is not None and layer.origin.leaf == name:
                 return self._bias(number, self.matrix_shape(number)[1]) or ""
@@ -179,7 +179,7 @@ class Plan:
                     yield Head(number, layer.origin.leaf, self._bias(number, classes))
 
     def _bias(self, number: int, classes: int) -> str | None:
-        """The parameter that is added to what the step gives."""
+        """The parameter that is added to the step's output; None without one."""
         reached = set(self.program.steps[number].outputs)
         for step in self.program.steps[number + 1 :]:
             if not reached.intersection(step.inputs):
@@ -199,12 +199,12 @@ class Plan:
     def run(
         self, arguments: Iterable[Any], sharpness: Sharpness, *, head: Head | None = None, rows: bool = False
     ) -> Pass:
-        """One pass.
+        """Run the program once.
 
         Args:
-            arguments: what the program takes.
-            sharpness: None, or beta > 0 of the smooth forms.
-            head: the last dense layer, whose inputs are the features.
+            arguments: the inputs of the program.
+            sharpness: None, or the sharpness beta > 0 of the smooth forms.
+            head: the last dense layer; its inputs are recorded as the features.
             rows: whether to record what linear layers read.
         """
         table: dict[int, Any] = dict(self.program.constants)
@@ -223,7 +223,8 @@ class Plan:
             [plain(table[slot]) for slot in self.program.outputs],
             features,
             tuple(plain(table[slot]) for slot in sorted(self.activations)),
-            # Weights that one layer uses and another one transposed have no rows of one length.
+            # Weights that one layer uses as they are and another one transposed have rows of two lengths, so they have
+            # no rows.
             {
                 name: jnp.concatenate(parts)
                 for name, parts in read.items()
@@ -243,6 +244,6 @@ class Plan:
                 dtype = self.program.avals[out].dtype
                 return [entry_by_entry(lambda z: function.smooth(z, sharpness).astype(dtype), table[function.of])]
         if step.name == "stop_gradient" and out not in self.used:
-            # Running statistics of the batch: nobody's derivative was meant to stop there but the client's.
+            # This step serves running statistics: only the client's derivatives were meant to stop there.
             return inputs
         return bind(step, inputs)

@@ -1,9 +1,9 @@
-"""A JAX function as a flat list of steps: its jaxpr, with the calls inside it taken inline.
+"""Turn a JAX function into a flat list of steps: its jaxpr, with calls inlined.
 
 Functions arrive wrapped in calls: `jit` around every function of `jax.nn`, `remat` around blocks, rules for derivatives
-around ReLU. Rules for convolutions and kinks look at single primitives, hence everything that only groups primitives is
-opened. Loops stay closed. Calls whose derivative somebody wrote by hand stay closed too, but a piecewise linear one
-(ReLU, ReLU6) carries its steps along, from which its smooth form is made.
+around ReLU. Rules for convolutions and kinks look at single primitives, so calls that only group primitives are
+inlined. Loops stay closed. Calls with a hand-written derivative stay closed too, but a piecewise linear one (ReLU,
+ReLU6) also keeps its inner steps, from which its smooth form is made.
 """
 
 from collections.abc import Iterable, Iterator
@@ -76,13 +76,13 @@ class Step(NamedTuple):
     def bind(self, arguments: Iterable[Any]) -> list[Any]:
         """Apply the primitive itself."""
         params = self.equation.primitive.get_bind_params(self.equation.params)
-        # Functions are among the parameters since jax 0.9, and were given apart before.
+        # Since jax 0.9 functions are among the parameters; before, they were separate.
         functions, params = ((), params) if isinstance(params, dict) else params
         found = self.equation.primitive.bind(*functions, *arguments, **params)
         return list(found) if self.equation.primitive.multiple_results else [found]
 
     def bodies(self) -> Iterator["Program"]:
-        """What a step that stays closed does inside: loops, branches, calls with a derivative of their own."""
+        """Programs inside a step that stays closed: a loop, a branch, or a call with its own derivative."""
         for value in self.params.values():
             for body in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(body, (jex.core.ClosedJaxpr, jex.core.Jaxpr)):
@@ -90,7 +90,7 @@ class Step(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Steps in their order, and what their slots are."""
+    """Steps in order, and a description of their slots."""
 
     steps: tuple[Step, ...]
     inputs: tuple[int, ...]
@@ -99,12 +99,12 @@ class Program(NamedTuple):
     avals: tuple[Any, ...]  # shapes and dtypes by slot
 
     def all_steps(self) -> Iterator[Step]:
-        """Every step, with those inside a call in place of the call."""
+        """Every step, with the steps inside a call in place of the call."""
         for step in self.steps:
             yield from step.inside or (step,)
 
     def used(self, outputs: Iterable[int]) -> frozenset[int]:
-        """The slots that these depend on, and they themselves."""
+        """The slots on which these outputs depend, and the outputs themselves."""
         used = set(outputs)
         for step in reversed(self.steps):
             if used.intersection(step.outputs):
@@ -112,7 +112,7 @@ class Program(NamedTuple):
         return frozenset(used)
 
     def evaluated(self, arguments: Iterable[Any], outputs: Iterable[int]) -> list[Any]:
-        """What stands in these slots; other steps are left out, and derivatives pass everywhere."""
+        """The values of these slots; steps that they do not need are left out, and `stop_gradient` stops nothing."""
         used = self.used(outputs)
         table = {**self.constants, **dict(zip(self.inputs, arguments, strict=True))}
         for step in self.steps:
@@ -124,12 +124,12 @@ class Program(NamedTuple):
         return [table[slot] for slot in outputs]
 
     def shape(self, slot: int) -> tuple[int, ...]:
-        """The shape of what stands in a slot; of what has none, ()."""
+        """The shape of a slot's value; () for a value without a shape."""
         return tuple(getattr(self.avals[slot], "shape", ()))
 
 
 def flattened(jaxpr: Any) -> Program:
-    """The program of a jaxpr; the constants of an open one count as unknown."""
+    """The program of a jaxpr; the constants of an open jaxpr count as unknown."""
     builder = _Builder()
     body = jaxpr.jaxpr if isinstance(jaxpr, jex.core.ClosedJaxpr) else jaxpr
     inputs = [builder.slot(var.aval) for var in body.invars]
@@ -138,7 +138,7 @@ def flattened(jaxpr: Any) -> Program:
 
 
 class _Builder:
-    """Numbers the variables of a jaxpr and of all that it calls."""
+    """Assigns slot numbers to the variables of a jaxpr and of all that it calls."""
 
     def __init__(self) -> None:
         self.avals: list[Any] = []
@@ -154,7 +154,7 @@ class _Builder:
         return slot
 
     def inline(self, jaxpr: Any, constants: Any, inputs: list[int]) -> tuple[list[Step], list[int]]:
-        """The steps of an open jaxpr whose inputs stand in these slots, and the slots of its outputs."""
+        """The steps of an open jaxpr with its inputs in these slots, and the slots of its outputs."""
         table: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         for i, var in enumerate(jaxpr.constvars):
             table[var] = self.slot(var.aval) if constants is None else self.constant(constants[i], var.aval)
@@ -181,7 +181,7 @@ class _Builder:
 
 
 def _body(equation: Any, calls: dict[str, str]) -> Any:
-    """The closed jaxpr of a call of this kind, else None."""
+    """The closed jaxpr of an equation that is one of these `calls`, else None."""
     body = equation.params.get(calls.get(equation.primitive.name))
     return jex.core.ClosedJaxpr(body, ()) if isinstance(body, jex.core.Jaxpr) else body
 
@@ -195,7 +195,7 @@ def _is_piecewise_linear(jaxpr: Any) -> bool:
 
 
 def uniform(value: Any) -> float | None:
-    """The one number that fills a constant, or None where there is no such number."""
+    """The one number that fills a constant, or None if its entries differ."""
     if isinstance(value, (bool, int, float)):
         return float(value)
     if isinstance(value, jax.core.Tracer) or not 0 < np.size(value) <= _LARGEST_CONSTANT:

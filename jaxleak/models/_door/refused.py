@@ -1,9 +1,9 @@
-"""Why a network is not taken in."""
+"""Errors that say why a network cannot become a classifier."""
 
 import contextlib
 from collections.abc import Iterator
 
-#: What libraries say where floats are given for indices: Flax, JAX (Equinox too), `jax.numpy.take`, PyTorch.
+#: Parts of libraries' errors about floats as indices: Flax, JAX (Equinox too), `jax.numpy.take`, PyTorch.
 _FLOATS_AS_INDICES = (
     "Input type must be an integer",
     "Indexer must have integer",
@@ -13,15 +13,15 @@ _FLOATS_AS_INDICES = (
 
 
 class RefusedError(ValueError):
-    """What a network does cannot be taken in, whatever the shape of its images and the number of its classes."""
+    """A network cannot become a classifier, whatever the shape of its images and the number of its classes."""
 
 
 @contextlib.contextmanager
 def without_tokens() -> Iterator[None]:
-    """Say why a network that looks tokens up cannot be traced, where it is.
+    """Explain the error of a network in the block that looks up tokens and so cannot be traced.
 
     Raises:
-        RefusedError: if an embedding got the float images for token ids.
+        RefusedError: if an embedding was given float images in the place of token ids.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""PyTorch's operators that act entry by entry, that make constants, and that sum up."""
+"""PyTorch's elementwise operators, constants and reductions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -71,22 +71,22 @@ def div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Array:
 
 @register("clamp", "clip", "clamp_min")
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
-    """x within bounds, at which its derivative is 1."""
+    """x clipped to bounds; the derivative at a bound is 1."""
     low = low if low is None or high is None else jnp.minimum(low, high)
-    # Both comparisons are of x itself, so that the smooth form of the two kinks is found.
+    # Both comparisons read x itself, so that the smooth form of the two kinks is found.
     raised = x if low is None else jnp.where(x < low, low, x)
     return raised if high is None else jnp.where(x > high, high, raised)
 
 
 @register("round")
 def round_to(x: Array, *, decimals: int = 0) -> Array:
-    """The nearest number of so many decimals."""
+    """The nearest number with this many decimals."""
     return jnp.round(x, decimals)
 
 
 @register("hardtanh")
 def hardtanh(x: Array, low: float = -1.0, high: float = 1.0) -> Array:
-    """x within bounds, at which its derivative is 0: behind zero biases, black pixels stand at a bound of 0."""
+    """x clipped to bounds, with derivative 0 at a bound: behind zero biases, black pixels lie at a bound of 0."""
     return jnp.where(x >= high, high, jnp.where(x <= low, low, x))
 
 
@@ -96,20 +96,20 @@ OPERATORS["clamp_max"] = lambda x, high: clamp(x, None, high)
 
 @register("leaky_relu")
 def leaky_relu(x: Array, slope: float = 0.01) -> Array:
-    """x, or slope x where that is negative."""
-    return jnp.where(x > 0, x, slope * x)  # the derivative at 0 is the slope's
+    """x, or slope x where x is negative."""
+    return jnp.where(x > 0, x, slope * x)  # the derivative at 0 is `slope`
 
 
 @register("prelu")
 def prelu(x: Array, weight: Array) -> Array:
-    """x, or weight x where that is negative, by channel."""
+    """x, or weight x where x is negative, with one weight for each channel."""
     shape = (1, -1, *(1,) * (x.ndim - 2)) if weight.size > 1 else (1,) * x.ndim
     return jnp.where(x > 0, x, weight.reshape(shape) * x)
 
 
 @register("elu")
 def elu(x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Array:
-    """ELU, and what SELU and CELU are made of."""
+    """ELU, from which SELU and CELU are made."""
     return scale * jnp.where(x > 0, x, alpha * jnp.expm1(input_scale * jnp.where(x > 0, 0.0, x)))
 
 
@@ -123,19 +123,19 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """log(1 + exp(beta x)) / beta."""
     smooth = jax.nn.softplus(beta * x) / beta
-    # At the usual threshold x itself is the same number.
+    # At the usual threshold, x itself is the same number as the smooth form.
     return smooth if threshold >= 20 else jnp.where(beta * x > threshold, x, smooth)
 
 
 @register("where")
 def where(condition: Array, a: Any, b: Any) -> Array:
-    """a or b."""
+    """a where the condition holds, else b."""
     return jnp.where(condition, a, b)
 
 
 @register("masked_fill")
 def masked_fill(x: Array, mask: Array, value: Any) -> Array:
-    """The value where the mask is."""
+    """x with `value` where the mask is true."""
     return jnp.where(mask, value, x)
 
 
@@ -154,7 +154,7 @@ OPERATORS["scalar_tensor"] = lambda value, **kwargs: jnp.asarray(value, dtype_of
 
 @register("arange")
 def arange(*bounds: Any, dtype: Any = None, **_: Any) -> Array:
-    """Numbers one after the other."""
+    """Equally spaced numbers."""
     return jnp.arange(*bounds).astype(dtype_of(dtype, None))
 
 
@@ -164,7 +164,7 @@ OPERATORS["size"] = lambda x, axis=None: x.shape if axis is None else x.shape[ax
 
 @register("to", "_to_copy", "type_as", "to_copy")
 def to(x: Array, *args: Any, **kwargs: Any) -> Array:
-    """Another dtype; devices and layouts are nothing here."""
+    """x in another dtype; devices and layouts are ignored."""
     wanted = [a for a in (*args, kwargs.get("dtype")) if str(a).startswith("torch.") and str(a) != "torch.strided"]
     known = [a for a in wanted if str(a).removeprefix("torch.") not in ("preserve_format", "contiguous_format")]
     return x.astype(dtype_of(known[0])) if known else x
@@ -190,7 +190,7 @@ OPERATORS.update({"amin": _reduction(jnp.min), "logsumexp": _reduction(jax.nn.lo
 
 @register("max")
 def max_(x: Array, axis: Any = None, keepdim: bool = False) -> Any:
-    """The largest entry, along an axis with its place, or the larger of two arrays."""
+    """The largest entry; along an axis, with its place; or the larger of two arrays."""
     if axis is None:
         return x.max()
     if not isinstance(axis, int):
@@ -217,7 +217,7 @@ def norm(x: Array, order: Any = 2, axes: Any = None, keepdim: bool = False, **_:
 
 @register("softmax", "_softmax")
 def softmax(x: Array, axis: int, *_: Any) -> Array:
-    """Exponentials over their sum."""
+    """Exponentials divided by their sum."""
     return jax.nn.softmax(x, axis)
 
 

@@ -27,7 +27,7 @@ from jaxleak.models._door.torch_graph import (
 )
 from jaxleak.models._door.torch_layers import ActiveDropoutError
 
-#: What to do where the network reads rows of numbers.
+#: Advice for a network that reads rows of numbers.
 _FLATTEN = (
     ". The network reads rows of numbers (B, N), and images arrive as (B, channels, H, W): it must flatten them "
     "itself. Wrap it as nn.Sequential(nn.Flatten(), net), and save weights and update of the wrapped network as well"
@@ -49,26 +49,26 @@ def from_torch(
     nothing of PyTorch runs during an attack.
 
     Args:
-        module: an `nn.Module` that reads images (B, channels, H, W) and gives logits (B, C), on the CPU or not, in
-            either mode; or a `torch.export.ExportedProgram`, which has the mode that it was exported in.
+        module: an `nn.Module` that reads images (B, channels, H, W) and gives logits (B, C), on any device and in
+            either mode; or a `torch.export.ExportedProgram`, which keeps the mode in which it was exported.
         image_shape: (H, W, channels).
         num_classes: C >= 2; by default as many as there are logits, or 2 for one logit.
-        dropout: "refuse" raises where dropout or stochastic depth is active in training, since nobody outside of the
-            client knows the masks; "off" takes the module without them, as of a client that trained without.
-        eval_layers: names of submodules that stay in evaluation mode while the others train, as of a client that
-            called `net.backbone.eval()`.
+        dropout: "refuse" raises if dropout or stochastic depth is active in training, since nobody outside of the
+            client knows the masks; "off" takes the module without them, for a client that trained without them.
+        eval_layers: names of submodules that stay in evaluation mode while the others train, for a client that called
+            `net.backbone.eval()`.
         head: name of the last dense layer, as in "fc"; by default the last one with C outputs.
 
     Returns:
-        The classifier, and its variables. Parameters are a dictionary by the names of the state dict,
-        "layer1.0.conv1.weight", in PyTorch's own layouts, and so are gradients, which `jaxleak.capture.named_arrays`
-        reads off a module. Running statistics are "batch_stats".
+        The classifier, and its variables. Parameters are a dictionary by the names of the state dict, such as
+        "layer1.0.conv1.weight", in PyTorch's own layouts. Gradients have the same form; `jaxleak.capture.named_arrays`
+        reads them off a module. Running statistics are "batch_stats".
 
     Raises:
         ImportError: without the package torch (`pip install torch`).
-        ValueError: on arguments out of range; naming operators that are not known here; if dropout is active; if
-            PyTorch cannot export the module; if it gives no logits (B, C).
-        TypeError: if it is no module and no exported program.
+        ValueError: on arguments out of range; if operators are not known here, which the message names; if dropout is
+            active; if PyTorch cannot export the module; if it gives no logits (B, C).
+        TypeError: if `module` is neither a module nor an exported program.
     """
     try:
         import torch
@@ -80,7 +80,7 @@ def from_torch(
     if isinstance(module, torch.export.ExportedProgram):
         if kept:
             raise ValueError("eval_layers are for a module: an exported program has the modes that it was exported in")
-        # A program has one mode, which is told by whether it normalises by the batch.
+        # An exported program has one mode, which shows in whether it normalises by the batch.
         graph = _readable(module, dropout)
         mode = graph.mode()
         modes = BATCH_NORM_MODES if mode is None else (mode,)
@@ -115,7 +115,7 @@ def from_torch(
             raise RefusedError(f"{error}{_FLATTEN}") from None
         raise
     state = module.state_dict() if isinstance(module, torch.nn.Module) else module.state_dict
-    # What the layers do decides, since not all keep statistics.
+    # What the layers compute decides, since not all of them keep statistics.
     by_batch = tuple(mode for mode, one in by_mode.items() if one.normalises_by_batch())
     normalises = model.has_batch_norm or bool(by_batch)
     constants = tuple((name, digest_of(graph.tensors[name])) for name in graph.other_buffers())
@@ -128,29 +128,29 @@ def from_torch(
 
 
 class _Graphs:
-    """A module's graphs in one mode: one for batches of any size, else one for each size that is asked for."""
+    """A module's graphs in one mode: a single one for batches of any size, or else one for each size on demand."""
 
     def __init__(
         self, module: Any, mode: BatchNormMode, shape: tuple[int, ...], dropout: Dropout, eval_layers: tuple[str, ...]
     ):
         """Export the module, which is left as it is, for images (channels, H, W)."""
         self.mode, self.shape, self.dropout = mode, shape, dropout
-        self.evaluated: list[str] = []  # parts whose own code is in evaluation mode, so that it draws no random numbers
+        self.evaluated: list[str] = []  # parts with own code in evaluation mode, which draws no random numbers
         self.module = copy.deepcopy(module).to("cpu").float().train(mode == "train")
         for name in eval_layers:
             _submodule(self.module, name).eval()
-        # Python's len(x), or a number that is computed from it, makes a graph one for a single size.
+        # A module that uses Python's len(x), or a number computed from it, has a graph for a single size only.
         found = self._exported(2, of_any_size=True)
         self.of_any_size = found is not None
         self.by_size = {2: found or self._exported(2, of_any_size=False)}
 
     @property
     def first(self) -> Graph:
-        """A graph that tells names, weights and mode."""
+        """A graph for reading names, weights and mode."""
         return self.by_size[2]
 
     def of(self, size: int) -> Graph:
-        """The graph for batches of a size."""
+        """The graph for batches of this size."""
         if self.of_any_size:
             return self.first
         if size not in self.by_size:
@@ -158,7 +158,7 @@ class _Graphs:
         return self.by_size[size]
 
     def _exported(self, size: int, *, of_any_size: bool) -> Any:
-        """A graph; None where PyTorch cannot export one for any size, and ValueError where it cannot for this one."""
+        """Export a graph; if PyTorch cannot, return None with `of_any_size` and raise `ValueError` otherwise."""
         import torch
 
         images = torch.zeros(size, *self.shape)
@@ -183,12 +183,14 @@ class _Graphs:
         return _readable(exported, self.dropout)
 
     def _stop_drawing(self, exported: Any) -> bool:
-        """Put parts whose own code draws random numbers into evaluation mode, and say whether there are any.
+        """Put parts with own code that draws random numbers into evaluation mode; return whether there are any.
 
-        What they contain keeps its mode: batch normalisation inside of a block with stochastic depth goes on training.
+        Submodules of such a part keep their mode: batch normalisation inside of a block with stochastic depth goes on
+        training.
 
         Raises:
-            RefusedError: if a part draws them in evaluation mode, too, or normalises by the batch in its own code.
+            RefusedError: if a part draws random numbers in evaluation mode, too, or normalises by the batch in its own
+                code.
         """
         parts = dict(self.module.named_modules(remove_duplicate=False))
         calls = [node for node in exported.graph.nodes if node.op == "call_function"]
@@ -208,7 +210,7 @@ class _Graphs:
 
 
 def _reads_rows(module: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a module gives logits of flat images (B, channels H W) alone, as an MLP that does not flatten them.
+    """Whether a module gives logits of flat images (B, channels H W) only, as does an MLP that does not flatten.
 
     Args:
         module: an `nn.Module`, which is left as it is.
@@ -222,14 +224,14 @@ def _reads_rows(module: Any, shape: tuple[int, ...]) -> bool:
         try:
             with torch.no_grad(), _quiet():
                 return getattr(module(x), "ndim", 0) in (1, 2)
-        except Exception:  # whatever somebody's module says of images that it was not made for
+        except Exception:  # a module may raise anything on images that it was not made for
             return False
 
     return gives_logits(images.flatten(1)) and not gives_logits(images)
 
 
 def _submodule(module: Any, name: str) -> Any:
-    """The part of a module of this name, which may be that of a client whose module is inside of a wrapper."""
+    """The part of a module with this name; the name may have the prefix of a client's wrapper."""
     parts = dict(module.named_modules())
     plain = name
     while plain not in parts and plain.startswith(("module.", "_orig_mod.")):
@@ -242,7 +244,7 @@ def _submodule(module: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's warnings about itself and its log of an error that is raised as well."""
+    """Silence PyTorch's warnings about itself, and its log of an error that is raised as well."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -255,10 +257,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _readable(exported: Any, dropout: Dropout) -> Graph:
-    """The graph as it is, else decomposed into core operators, which has no changes in place.
+    """The graph as it is, or, if it has unknown operators, decomposed into core operators without changes in place.
 
     Raises:
-        RefusedError: if a part of the module runs without gradients, which the decomposition would forget.
+        RefusedError: if a part of the module runs without gradients, because the decomposition would lose this.
     """
     for node in exported.graph.nodes:
         if "set_grad_enabled" in str(node.target) and node.args and node.args[0] is False:
@@ -274,7 +276,7 @@ def _readable(exported: Any, dropout: Dropout) -> Graph:
 
 
 def _function(graph: Graph, of_size: Callable[[int], Graph] | None = None) -> Function:
-    """The function of a graph, or of the graph for each size of a batch."""
+    """The function that a graph computes, or that `of_size` gives a graph for by the size of the batch."""
     statistics = graph.statistics()
 
     def function(params: PyTree, batch_stats: PyTree, x: jax.Array) -> Computed:

@@ -1,4 +1,4 @@
-"""A graph of `torch.export` computed in JAX."""
+"""Compute a graph of `torch.export` in JAX."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from jaxleak.models._door.torch_table import OPERATORS, PYTHON
 Dropout = Literal["refuse", "off"]
 DROPOUTS: tuple[Dropout, ...] = ("refuse", "off")
 
-#: Operators of batch normalisation, and where they have what: whether they normalise by the batch, momentum, epsilon.
-#: Operators without running statistics (the overload "no_stats") have them two places earlier.
+#: Operators of batch normalisation, and the places of three arguments: whether to normalise by the batch, momentum,
+#: epsilon. Operators without running statistics (the overload "no_stats") have these two places earlier.
 _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
     "batch_norm": (5, 6, 7),
     "native_batch_norm": (5, 6, 7),
@@ -26,28 +26,28 @@ _BATCH_NORMS: dict[str, tuple[int | None, int, int]] = {
     "_native_batch_norm_legit_no_training": (None, 5, 6),
 }
 
-#: Operators that give random numbers, as code of stochastic depth does that rounds uniform ones to a mask.
+#: Operators that give random numbers. Code of stochastic depth, for example, rounds uniform numbers to a mask.
 _RANDOM = ("rand", "rand_like")
 
-#: What to do about an operator for which there is no rule.
+#: Advice for an operator without a rule.
 _WAY_OUT = (
     "Write that part of the module with operators that are known, or the network as a function of JAX for "
     "models.from_function"
 )
 
-#: Results of these share memory with their input: what is done to them in place happens to the input as well.
+#: Operators with results that share memory with their input: a change of the result in place changes the input as well.
 _VIEWS = frozenset(
     ["view", "reshape", "select", "slice", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "narrow",
      "split", "chunk", "unbind", "flatten", "unflatten", "python.getitem", "detach", "alias", "view_as", "expand_as"]
 )  # fmt: skip
-#: Operators whose result may be their argument itself, or a part of it.
+#: Operators with a result that may be their argument itself, or a part of it.
 _MAY_SHARE = _VIEWS | {"dropout", "contiguous", "to", "_to_copy", "type_as", "identity"}
 
 
 class Buffers(NamedTuple):
-    """What a pass did to running statistics."""
+    """The statistics of batch normalisation after a pass."""
 
-    running: dict[str, jax.Array]  # after the batch
+    running: dict[str, jax.Array]  # running statistics after the batch
     batch: dict[str, jax.Array]  # mean and biased variance of the batch, by the names of the running ones
 
 
@@ -58,7 +58,8 @@ class Graph:
         """Read an `ExportedProgram`.
 
         Raises:
-            ValueError: naming operators that are not known, or changes in place that cannot be followed.
+            ValueError: if there are unknown operators, or changes in place that cannot be followed; the message names
+                them.
         """
         self.nodes = tuple(exported.graph.nodes)
         signature = exported.graph_signature
@@ -79,7 +80,7 @@ class Graph:
         self.check()
 
     def check(self) -> None:
-        """Raise for operators that are not known and for changes in place that cannot be followed."""
+        """Raise `UnknownOperatorsError` for unknown operators and for changes in place that cannot be followed."""
         unknown = sorted({str(node.target) for node in self.calls() if self.function(name_of(node)) is None})
         if unknown:
             raise UnknownOperatorsError(unknown)
@@ -93,7 +94,7 @@ class Graph:
                 raise UnknownOperatorsError([f"{node.target} on an array of which a part is read afterwards"])
 
     def _aliased(self, changed: Any, at: Any) -> bool:
-        """Whether what may share memory with a node is read after another one changes that node in place."""
+        """Whether an array that may share memory with `changed` is read after the node `at` changes it in place."""
         place = {node: number for number, node in enumerate(self.nodes)}
         left, seen = [user for user in changed.users if name_of(user) in _MAY_SHARE], set[Any]()
         while left:
@@ -112,7 +113,7 @@ class Graph:
         return [node for node in calls if node.users or in_place(node)]
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """What computes the operator of this name."""
+        """The function that computes the operator of this name; None if it is unknown."""
         if name in _BATCH_NORMS:
             return normalised
         library, _, function = name.rpartition(".")
@@ -126,7 +127,7 @@ class Graph:
         return tuple(found)
 
     def other_buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that are read and are no running statistics; counters of batches change no output."""
+        """Names of the buffers that are read, except running statistics and batch counters, which change no output."""
         read = {self.buffers[node.name] for node in self.nodes if node.name in self.buffers and node.users}
         others = read & set(self.tensors) - set(self.statistics())
         return tuple(sorted(name for name in others if not name.endswith("num_batches_tracked")))
@@ -137,7 +138,7 @@ class Graph:
         """The program's output for images (B, channels, H, W).
 
         Raises:
-            ActiveDropoutError: naming the node, where dropout acts and was not said to be off.
+            ActiveDropoutError: if dropout acts and was not switched off; the message names the node.
         """
         table: dict[str, Any] = {self.image: x}
         table.update({node: parameters[name] for node, name in self.parameters.items()})
@@ -174,13 +175,13 @@ class Graph:
         return (found[0] if len(found) == 1 else found), changed
 
     def mode(self) -> Literal["train", "eval"] | None:
-        """The mode that batch normalisation was exported in; None without any that keeps running statistics."""
+        """The mode in which batch normalisation was exported; None if no layer keeps running statistics."""
         flags = [_by_batch(node) for node in self._batch_norms() if _running(node)]
         return None if not flags else "train" if any(flags) else "eval"
 
     def normalises_by_batch(self) -> bool:
         """Whether any layer normalises by statistics over several images."""
-        # Core operators have instance normalisation as that of a batch of one image, with more channels.
+        # Core operators write instance normalisation as batch normalisation of one image with more channels.
         return any(_by_batch(node) and node.args[0].meta["val"].shape[0] != 1 for node in self._batch_norms())
 
     def _batch_norms(self) -> list[Any]:
@@ -195,7 +196,7 @@ class Graph:
         axes = (0, *range(2, x.ndim))
         mean = x.mean(axis=axes)
         shape = (1, -1, *(1,) * (x.ndim - 2))
-        # Not x.var, whose derivatives write out constants of the size of x.
+        # x.var is avoided: its derivatives write out constants of the size of x.
         variance = ((x - mean.reshape(shape)) ** 2).mean(axis=axes)
         by_batch = _by_batch(node)
         new_mean, new_var = running_mean, running_var
@@ -215,7 +216,7 @@ class Graph:
 
 
 def _by_first_name(names: Mapping[str, str], tensors: Mapping[str, Any]) -> dict[str, str]:
-    """Names of parameters by node, with one name for what several modules share, the one that autograd reports.
+    """Names of parameters by node; a parameter that several modules share has the name that autograd reports.
 
     PyTorch lists tied weights under every name in a state dict, and their gradient under the first name alone.
     """
@@ -224,7 +225,7 @@ def _by_first_name(names: Mapping[str, str], tensors: Mapping[str, Any]) -> dict
 
 
 def _places(node: Any) -> tuple[int | None, int, int]:
-    """Where a batch normalisation has what, see `_BATCH_NORMS`."""
+    """The places of a batch normalisation's arguments, see `_BATCH_NORMS`."""
     flag, momentum, eps = _BATCH_NORMS[name_of(node)]
     return (3, 4, 5) if str(node.target).endswith(".no_stats") else (flag, momentum, eps)
 
@@ -236,15 +237,15 @@ def _by_batch(node: Any) -> bool:
 
 
 def _running(node: Any) -> list[Any]:
-    """The nodes of a batch normalisation's running mean and variance; none where it keeps none."""
+    """The nodes of a batch normalisation's running mean and variance; empty if it keeps none."""
     return [arg for arg in node.args[3:5] if hasattr(arg, "name")]
 
 
 class UnknownOperatorsError(RefusedError):
-    """Operators for which there is no rule."""
+    """The graph has operators without a rule."""
 
     def __init__(self, names: list[str]):
-        """`names` of the operators, as the exported program has them."""
+        """Name the unknown operators, as the exported program has them, and known operators of similar names."""
         known = ", ".join(dict.fromkeys(kin for name in names for kin in _kin(name)))
         super().__init__(
             f"the program has operators that are not known here: {', '.join(names)}. {_WAY_OUT}"
@@ -254,7 +255,7 @@ class UnknownOperatorsError(RefusedError):
 
 
 def _kin(operator: str) -> list[str]:
-    """Names of operators that are known and resemble one that is not, "aten.max_unpool2d.default"."""
+    """Names of known operators that resemble an unknown one, such as "aten.max_unpool2d.default"."""
     name = operator.split()[0].removeprefix("aten.").split(".")[0]
     return difflib.get_close_matches(name, [known for known in OPERATORS if known != name])
 
@@ -262,7 +263,8 @@ def _kin(operator: str) -> list[str]:
 def name_of(node: Any) -> str:
     """An operator's name without library and overload: "conv2d" of aten.conv2d.default, "relu" of aten.relu_.
 
-    A function of Python is "python.add"; what belongs to neither has the name of its library in front.
+    A function of Python has a name such as "python.add". An operator of another library keeps the library's name in
+    front.
     """
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -280,12 +282,12 @@ def in_place(node: Any) -> bool:
 
 
 def draws(node: Any) -> bool:
-    """Whether an operator gives random numbers that are no mask of a known mean, as Bernoulli's are."""
+    """Whether an operator gives random numbers other than a mask of known mean, such as a Bernoulli mask."""
     return name_of(node) in _RANDOM
 
 
 def is_batch_norm(node: Any) -> bool:
-    """Whether an operator normalises by statistics over images, those of the batch or others."""
+    """Whether an operator is a batch normalisation, by the statistics of the batch or by running ones."""
     return name_of(node) in _BATCH_NORMS
 
 
@@ -296,11 +298,11 @@ def part_of(node: Any) -> str:
 
 
 def where(node: Any) -> str:
-    """The module that a node belongs to, as far as the program tells."""
+    """The module that a node belongs to, or the node's own name if the program does not tell."""
     return part_of(node) or str(node.name)
 
 
 def numpy_of(tensor: Any) -> np.ndarray:
-    """The numbers of a PyTorch tensor, in double precision no more than in single."""
+    """A PyTorch tensor as a NumPy array; double precision becomes single."""
     array = tensor.detach().cpu().numpy()
     return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -41,7 +41,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
-    """A cross-correlation over any number of axes, or the derivative of one by its input (`transposed`)."""
+    """A cross-correlation over any number of axes, or its derivative by the input (`transposed`)."""
     axes = x.ndim - 2
     strides, dilations = ([*s] * axes if len(s) == 1 else [*s] for s in (stride, dilation))
     if transposed:
@@ -92,7 +92,7 @@ def conv_transpose(
 
 
 def _listed(*values: Any) -> list[Any]:
-    """What PyTorch gives as one number for all axes, as a list of that number; lists and names stay."""
+    """Put each single number, which PyTorch gives for all axes, into a list; lists and names stay."""
     return [[value] if isinstance(value, int) else value for value in values]
 
 
@@ -105,20 +105,20 @@ def _transposed(
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
-    """What every entry of x adds to the output, which is that entry times the kernel."""
+    """A transposed convolution: every entry of x adds the kernel, times that entry, to the output."""
     assert not isinstance(padding, str)
     axes, sizes = x.ndim - 2, weight.shape[2:]
     pads, more = ([*p] * axes if len(p) == 1 else [*p] for p in (padding, output_padding))
     none = (0, 0, 0)
     if groups == 1 and all(k == s and (k == 1 or d == 1) for k, s, d in zip(sizes, strides, dilations, strict=True)):
-        # Nothing overlaps: a dense layer of every pixel, which it makes several of.
+        # If nothing overlaps, this is a dense layer that makes several pixels of every pixel.
         y = jax.lax.dot_general(x, weight, (((1,), (0,)), ((), ())))  # (B, *before, C_out, *sizes)
         order = [0, axes + 1, *(i for axis in range(axes) for i in (1 + axis, axes + 2 + axis))]
         after = [n * k for n, k in zip(x.shape[2:], sizes, strict=True)]
         y = jnp.transpose(y, order).reshape(len(x), weight.shape[1], *after)
         edges = [(-p, m - p, 0) for p, m in zip(pads, more, strict=True)]
         return y if not any(map(any, edges)) else jax.lax.pad(y, jnp.zeros((), y.dtype), [none, none, *edges])
-    # A convolution of x with zeros between its entries, by the kernel turned round.
+    # Otherwise it is a convolution of x, with zeros between its entries, by the kernel turned round.
     edges = []
     for k, s, d, p, m in zip(sizes, strides, dilations, pads, more, strict=True):
         edge = d * (k - 1) - p
@@ -155,7 +155,7 @@ def attention(
 
 @register("embedding")
 def embedding(weight: Array, indices: Array, padding_idx: int = -1, *_: Any) -> Array:
-    """Rows of a table, of which that for padding has no gradient."""
+    """Rows of a table; the row for padding has no gradient."""
     rows = weight[indices]
     if padding_idx < 0:
         return rows
@@ -163,7 +163,7 @@ def embedding(weight: Array, indices: Array, padding_idx: int = -1, *_: Any) -> 
 
 
 def normalised(x: Array, mean: Array, variance: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
-    """Batch normalisation by these statistics, of the second axis."""
+    """Batch normalisation by these statistics; channels are the second axis."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     scale = jax.lax.rsqrt(variance + eps)
     scale = scale if weight is None else scale * weight
@@ -175,7 +175,7 @@ def normalised(x: Array, mean: Array, variance: Array, weight: Array | None, bia
 def layer_norm(
     x: Array, shape: Sequence[int], weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: Any
 ) -> Array:
-    """Over the last axes."""
+    """Layer normalisation over the last axes."""
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     centred = x - x.mean(axis=axes, keepdims=True)
     y = centred * jax.lax.rsqrt((centred**2).mean(axis=axes, keepdims=True) + eps)
@@ -190,7 +190,7 @@ OPERATORS["native_layer_norm"] = lambda *args: (layer_norm(*args), None, None)
 def group_norm(
     x: Array, groups: int, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: Any
 ) -> Array:
-    """Over groups of channels of each image."""
+    """Group normalisation: over groups of channels of each image."""
     split = x.reshape(x.shape[0], groups, -1)
     centred = split - split.mean(axis=2, keepdims=True)
     y = (centred * jax.lax.rsqrt((centred**2).mean(axis=2, keepdims=True) + eps)).reshape(x.shape)
@@ -227,7 +227,7 @@ def instance_norm(
 
 @register("rms_norm")
 def rms_norm(x: Array, shape: Sequence[int], weight: Array | None = None, eps: float | None = None) -> Array:
-    """By the root of the mean square over the last axes."""
+    """Normalisation by the root of the mean square over the last axes."""
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     small = float(jnp.finfo(x.dtype).eps) if eps is None else eps
     y = x * jax.lax.rsqrt((x**2).mean(axis=axes, keepdims=True) + small)
@@ -240,7 +240,7 @@ def _pairs(value: Any, otherwise: Any = None) -> tuple[int, int]:
 
 
 def _pool_pads(x: Array, window: Any, stride: Any, padding: Any, ceil: bool) -> list[tuple[int, int]]:
-    """Borders of the two axes; with `ceil` a last window may begin inside and end outside."""
+    """Padding of the two axes; with `ceil` a last window may begin inside the image and end outside."""
     pads = []
     for n, k, s, p in zip(x.shape[-2:], window, stride, padding, strict=True):
         more = 0
@@ -298,7 +298,7 @@ def avg_pool2d(
     beyond = [(a - c, b - d) for (a, b), (c, d) in zip(pads, counted, strict=True)]
     inside = np.pad(np.pad(np.ones(x.shape[-2:], np.float32), counted, constant_values=1.0), beyond)
     count = np.lib.stride_tricks.sliding_window_view(inside, size)[:: steps[0], :: steps[1]].sum(axis=(2, 3))
-    # As a convolution with ones, whose derivatives of any order are fast.
+    # The mean is a convolution with ones, since its derivatives of any order are fast.
     y = x.reshape(-1, 1, *x.shape[-2:])
     y = jax.lax.conv_general_dilated(
         y, jnp.ones((1, 1, *size), x.dtype), steps, pads, dimension_numbers=("NCHW", "OIHW", "NCHW")
@@ -308,13 +308,13 @@ def avg_pool2d(
 
 @register("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_avg_pool2d(x: Array, size: Any) -> Array:
-    """Means of as many regions, which may overlap."""
+    """Means of as many regions as `size` says; regions may overlap."""
     return _adaptive(x, size, jnp.mean)
 
 
 @register("adaptive_max_pool2d")
 def adaptive_max_pool2d(x: Array, size: Any) -> tuple[Array, None]:
-    """Maxima of as many regions, which may overlap."""
+    """Maxima of as many regions as `size` says; regions may overlap."""
     return _adaptive(x, size, jnp.max), None
 
 
@@ -335,36 +335,36 @@ def _adaptive(x: Array, size: Any, function: Callable[..., Array]) -> Array:
 
 
 class ActiveDropoutError(ValueError):
-    """Dropout whose masks nobody outside of the client knows."""
+    """Dropout is active, and nobody outside of the client knows its masks."""
 
 
 def no_dropout(p: float, train: bool | None) -> None:
-    """Raise where dropout would act."""
+    """Raise `ActiveDropoutError` if dropout would act."""
     if train is not False and p > 0:
         raise ActiveDropoutError(f"dropout with p = {p:g}")
 
 
 @register("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def dropout(x: Array, p: float, train: bool) -> Array:
-    """Nothing, or `ActiveDropoutError`."""
+    """Return x unchanged, or raise `ActiveDropoutError` if dropout would act."""
     no_dropout(p, train)
     return x
 
 
 @register("native_dropout")
 def native_dropout(x: Array, p: float, train: bool | None) -> tuple[Array, None]:
-    """Nothing, or `ActiveDropoutError`."""
+    """Return x unchanged, or raise `ActiveDropoutError` if dropout would act."""
     no_dropout(p, train)
     return x, None
 
 
 @register("bernoulli", "rand", "rand_like", "randn", "randn_like")
 def random(*_: Any, **__: Any) -> Array:
-    """Always `ActiveDropoutError`."""
+    """Always raise `ActiveDropoutError`."""
     raise ActiveDropoutError("random numbers, as of stochastic depth or of noise")
 
 
-#: In place of the above where dropout is to be off: masks are their own mean, by which they are divided.
+#: Replacements of these operators if dropout is off: a mask is its own mean, by which PyTorch divides it.
 WITHOUT_DROPOUT: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), lambda x, *_: x),
     "native_dropout": lambda x, *_: (x, None),

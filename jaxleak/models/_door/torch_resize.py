@@ -10,23 +10,23 @@ from jaxleak.models._door.torch_table import Array, register
 
 
 class _Axis(NamedTuple):
-    """One axis before and after."""
+    """One axis of images, before and after resizing."""
 
     number: int
     before: int
     after: int
-    step: np.float32  # pixels before for one pixel after; single precision as in PyTorch, where it decides ties
+    step: np.float32  # pixels before for one pixel after; in single precision as in PyTorch, since this decides ties
 
 
 def _axes(x: Array, size: Sequence[int] | None, scales: Sequence[Any]) -> list[_Axis]:
-    """The axes of the images (B, C, ...); `scales` are their factors, in one list or apart, or None."""
+    """The axes of the images (B, C, ...); `scales` are their factors, in one list or separately, or None."""
     sizes = x.shape[2:]
     factors = [f for part in scales for f in (part if isinstance(part, (list, tuple)) else [part])]
     if len(factors) != len(sizes):
         factors = [None] * len(sizes)
     if size is None:
         size = [int(n * f) for n, f in zip(sizes, factors, strict=True)]
-    # PyTorch goes by the factor where it is given, and not by the sizes that it leads to.
+    # If a factor is given, PyTorch uses it, and not the ratio of the sizes.
     return [
         _Axis(i, n, m, np.float32(1 / f) if f else np.float32(n) / np.float32(m))
         for i, (n, m, f) in enumerate(zip(sizes, size, factors, strict=True), start=2)
@@ -34,17 +34,17 @@ def _axes(x: Array, size: Sequence[int] | None, scales: Sequence[Any]) -> list[_
 
 
 def _nearest(offset: float) -> Callable[..., Array]:
-    """Every pixel after is the one before at its place, which is counted from its corner or from its middle."""
+    """Make nearest-neighbour resizing, which counts a pixel's place from its corner (offset 0) or middle (0.5)."""
 
     def resized(x: Array, size: Sequence[int] | None = None, *scales: Any) -> Array:
         for axis in _axes(x, size, scales):
             places = (np.arange(axis.after, dtype=np.float32) + np.float32(offset)) * axis.step
             places = np.minimum(places.astype(int), axis.before - 1)
             if axis.before == axis.after and x.ndim == 4 and not offset:
-                continue  # where a factor such as 1.1 keeps the size, PyTorch copies; it does so in this case alone
+                continue  # if a factor such as 1.1 keeps the size, PyTorch copies, in this case only
             times = axis.after // axis.before
             if np.array_equal(places, np.arange(axis.before).repeat(times)):
-                x = jnp.repeat(x, times, axis.number)  # the derivatives of a repetition are sums, and not scattered
+                x = jnp.repeat(x, times, axis.number)  # derivatives of a repetition are sums and need no scatter
             else:
                 x = x[(slice(None),) * axis.number + (places,)]
         return x
@@ -58,7 +58,7 @@ register("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_ne
 
 @register("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
 def upsample_linear(x: Array, size: Sequence[int] | None, align_corners: bool, *scales: Any) -> Array:
-    """Every pixel after is a mean of the two before that are next to it on every axis, weighed by their distances."""
+    """Linear resizing: a mean of the two nearest pixels before on every axis, weighed by their distances."""
     for axis in _axes(x, size, scales):
         if axis.before == axis.after:
             continue
@@ -71,7 +71,7 @@ def upsample_linear(x: Array, size: Sequence[int] | None, align_corners: bool, *
 
 @register("upsample_bicubic2d")
 def upsample_bicubic(x: Array, size: Sequence[int] | None, align_corners: bool, *scales: Any) -> Array:
-    """Cubic convolution of the four pixels before that are next to it on every axis."""
+    """Cubic resizing: cubic convolution of the four nearest pixels before on every axis."""
     for axis in _axes(x, size, scales):
         places = _places(axis, align_corners)
         below = np.minimum(np.floor(places).astype(int), axis.before - 1)
@@ -88,13 +88,13 @@ def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
 
 
 def _places(axis: _Axis, align_corners: bool) -> np.ndarray:
-    """Where the pixels after lie among those before: corner on corner, or edge on edge."""
+    """Places of the new pixels among the old ones, with corner on corner (`align_corners`) or edge on edge."""
     after = np.arange(axis.after)
     return after * (axis.before - 1) / max(axis.after - 1, 1) if align_corners else (after + 0.5) * axis.step - 0.5
 
 
 def _weighed(x: Array, axis: _Axis, taps: Sequence[tuple[np.ndarray, np.ndarray]]) -> Array:
-    """Sums of pixels of an axis with weights, as a product with a matrix; pixels beyond the border are its own."""
+    """Weighted sums of pixels along an axis, by a matrix; a pixel beyond the border is the border's pixel."""
     matrix = np.zeros((axis.before, axis.after), np.float32)
     for places, weights in taps:
         np.add.at(matrix, (np.clip(places, 0, axis.before - 1), np.arange(axis.after)), weights)

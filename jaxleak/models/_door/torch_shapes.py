@@ -54,14 +54,14 @@ def unsqueeze(x: Array, axis: int) -> Array:
 
 @register("squeeze", "squeeze_copy")
 def squeeze(x: Array, axes: int | Sequence[int] | None = None) -> Array:
-    """Without axes of one entry."""
+    """x without axes of one entry."""
     chosen = range(x.ndim) if axes is None else [axes] if isinstance(axes, int) else axes
     return jnp.squeeze(x, tuple(a % x.ndim for a in chosen if x.shape[a] == 1))
 
 
 @register("expand", "expand_copy")
 def expand(x: Array, shape: Sequence[int], *, implicit: bool = False) -> Array:
-    """Repeated along axes of one entry; -1 keeps an axis."""
+    """x repeated along axes of one entry; -1 keeps an axis."""
     del implicit
     before = (1,) * (len(shape) - x.ndim) + x.shape
     return jnp.broadcast_to(x, tuple(n if m == -1 else m for n, m in zip(before, shape, strict=True)))
@@ -74,7 +74,7 @@ OPERATORS["repeat"] = lambda x, repeats: jnp.tile(x, tuple(repeats))
 
 @register("cat", "concat", "concatenate")
 def cat(parts: Sequence[Array], axis: int = 0) -> Array:
-    """One after the other."""
+    """Arrays joined along an axis."""
     return jnp.concatenate(parts, axis)
 
 
@@ -98,7 +98,7 @@ OPERATORS["narrow"] = lambda x, axis, start, length: slice_(x, axis, start, star
 
 @register("split", "split_with_sizes", "split_copy", "split_with_sizes_copy")
 def split(x: Array, sizes: int | Sequence[int], axis: int = 0) -> list[Array]:
-    """Parts of an axis, of these sizes."""
+    """x split along an axis into parts of these sizes."""
     if isinstance(sizes, int):
         total = x.shape[axis]
         sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
@@ -107,7 +107,7 @@ def split(x: Array, sizes: int | Sequence[int], axis: int = 0) -> list[Array]:
 
 @register("chunk")
 def chunk(x: Array, count: int, axis: int = 0) -> list[Array]:
-    """So many parts of an axis."""
+    """x split along an axis into `count` parts."""
     return split(x, -(-x.shape[axis] // count), axis)
 
 
@@ -120,7 +120,7 @@ def unbind(x: Array, axis: int = 0) -> list[Array]:
 @register("pad", "constant_pad_nd")
 def pad(x: Array, widths: Sequence[int], mode: Any = "constant", value: float | None = None) -> Array:
     """Borders around the last axes, the last one first."""
-    if not isinstance(mode, str):  # constant_pad_nd has the value there
+    if not isinstance(mode, str):  # constant_pad_nd has the value at this place
         mode, value = "constant", mode
     pairs = [(0, 0)] * (x.ndim - len(widths) // 2) + list(zip(widths[::2], widths[1::2], strict=True))[::-1]
     modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -131,13 +131,13 @@ def pad(x: Array, widths: Sequence[int], mode: Any = "constant", value: float | 
 
 @register("roll")
 def roll(x: Array, shifts: Sequence[int], axes: Sequence[int] = ()) -> Array:
-    """Entries moved round."""
+    """Entries shifted cyclically."""
     return jnp.roll(x, tuple(shifts), tuple(axes) or None)
 
 
 @register("flip")
 def flip(x: Array, axes: Sequence[int]) -> Array:
-    """Axes backwards."""
+    """Axes reversed."""
     return jnp.flip(x, tuple(axes))
 
 

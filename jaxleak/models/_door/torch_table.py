@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-#: By the name that comes behind "aten::", without the underscore of what is done in place.
+#: Functions by the name behind "aten::", without the underscore of operators that act in place.
 OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
 def register(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function under these names."""
+    """Enter a function into the table under these names."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS.update(dict.fromkeys(names, function))
@@ -31,7 +31,7 @@ def dtype_of(dtype: Any, otherwise: Any = jnp.float32) -> Any:
     return otherwise if dtype is None else jnp.dtype(names.get(name, name))
 
 
-#: Python's operators, which compute with sizes.
+#: Python's operators, with which graphs compute sizes.
 PYTHON: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (

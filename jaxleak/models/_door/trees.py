@@ -9,10 +9,10 @@ from jaxleak._base import PyTree
 
 
 def as_dict(tree: PyTree) -> dict[str, Any]:
-    """Any PyTree of arrays as nested dictionaries, by the names of fields and the numbers of entries.
+    """Turn any PyTree of arrays into nested dictionaries, by the names of fields and the numbers of entries.
 
-    Gradients of Equinox modules and states of Flax NNX become what the parameters of their classifiers are. Leaves that
-    are None are left out.
+    Gradients of Equinox modules and states of Flax NNX get the form that the parameters of their classifiers have.
+    Leaves that are None are left out.
 
     Raises:
         ValueError: if the tree is a single array.
@@ -30,7 +30,7 @@ def as_dict(tree: PyTree) -> dict[str, Any]:
 
 
 def filled(like: PyTree, values: Mapping[str, Any]) -> PyTree:
-    """The tree `like` with the leaves of `as_dict(like)` replaced."""
+    """The tree `like` with its leaves taken from `values`, which has the form of `as_dict(like)`."""
 
     def found(path: Any, _: Any) -> Any:
         at: Any = values
