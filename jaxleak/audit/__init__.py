@@ -1,8 +1,8 @@
-"""Audit an update: `update` gives a verdict on one that was recorded, and `check_update` and `check_client` its inputs.
+"""Audit an update: `update` reaches a verdict on a recorded update; `check_update` and `check_client` check its inputs.
 
-`invert` runs one attack on one recorded round, and `run` an attack along the rounds of a simulated protocol; both are
-jitted in chunks, resumed from checkpoints, and take several independent starts. `agreement`, `rival` and `indistinct`
-say whether an answer can be believed without the truth.
+`invert` runs one attack on one recorded round, and `run` runs an attack along the rounds of a simulated protocol. Both
+are jitted in chunks, can be resumed from checkpoints, and take several independent starts. `agreement`, `rival` and
+`indistinct` say, without the truth, whether an answer can be believed.
 """
 
 from jaxleak._memory import require_bytes

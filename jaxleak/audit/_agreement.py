@@ -12,23 +12,23 @@ from jaxleak.audit._similarity import similarity
 class Agreement(NamedTuple):
     """The two best starts of an attack, compared image by image."""
 
-    # (N,) float64 in [-1, 1], SSIM between the two starts' images; 1 where they are the same. Of images with a side
-    # below 3 pixels, such as rows of a table, one minus the largest difference of two of their numbers.
+    # (N,) float64 in [-1, 1], SSIM between the two starts' images; 1 where they are the same. For images with a side
+    # below 3 pixels, such as rows of a table, it is one minus the largest difference of two of their numbers.
     value: np.ndarray
     other: np.ndarray  # (N, H, W, C) in [0, 1], the second start's images in the order of the answer's
-    undetermined: np.ndarray | None = None  # (N,) bool, `Rival.undetermined` where `rival` was asked; else None
+    undetermined: np.ndarray | None = None  # (N,) bool, `Rival.undetermined` where `rival` was called; else None
 
 
 def agreement(starts: Reconstruction) -> Agreement:
     """Compare the answer of an attack with that of its second best start.
 
-    A start that has gone wrong goes wrong in its own way, so that two which end at the same image are likely to have
-    read it off the gradient. The answer is that of `best_restart`; the other is the one with the second lowest score of
-    the attacker's own. Starts may list their images in different orders: they are paired as `match_one_to_one` pairs.
-    Nothing here knows the truth. An agreement says that the images follow from the upload, and not that
-    the upload is what the client computed: behind noise that a defense has added, starts agree on wrong images. Nor
-    does it say so where the upload leaves the pixels open: starts that share a prior then agree on what it prefers,
-    and `rival` tells.
+    A start that has gone wrong goes wrong in its own way, so that two starts that end at the same image are likely to
+    have read it off the gradient. The answer is that of `best_restart`. The other start is the one with the second
+    lowest score of the attacker's own. Starts may list their images in different orders, and `match_one_to_one` pairs
+    them. Nothing here knows the truth. An agreement says that the images follow from the upload, not that the upload is
+    what the client computed: behind noise that a defense has added, starts agree on wrong images. If the upload does
+    not determine the pixels, an agreement does not even say that: starts that share a prior then agree on what the
+    prior prefers, and `rival` tells.
 
     Args:
         starts: R >= 2 stacked reconstructions of images, x (R, N, 1, H, W, C), as `all_starts` gives them; pixels are

@@ -25,16 +25,17 @@ def in_chunks(
 ) -> tuple[State, dict[str, np.ndarray]]:
     """Run `run_chunk(state, length)` from step `done` to `total`; a chunk's length may not change any result.
 
-    Callbacks come before the checkpoint: what they log of a chunk whose checkpoint was never finished can be dropped
-    when the run resumes, while a line lost after the checkpoint would be lost for good. A callback may stop the run by
-    raising; the chunk's checkpoint is then still written.
+    Callbacks come before the checkpoint. If a checkpoint is never finished, what callbacks logged of its chunk can be
+    dropped when the run resumes; after the checkpoint, a lost line would be lost for good. A callback may stop the run
+    by raising; the chunk's checkpoint is then still written.
 
-    With a `history`, the stacked infos of the steps before `done` as far as they are known, every checkpoint carries
-    the infos of all steps until then. Without, it carries none, which long runs of small steps do without.
+    The `history` holds the stacked infos of the steps before `done`, as far as they are known. With one, every
+    checkpoint carries the infos of all steps until then. Without one, checkpoints carry no infos, which suits long runs
+    of small steps.
 
     Returns:
-        The final state, and the stacked infos of the steps that this call ran, behind those of the history (empty if
-        there are none).
+        The final state, and the stacked infos: those of the history, followed by those of the steps that this call ran
+        (empty if there are none).
     """
     known = history or {}
     while done < total:
@@ -55,7 +56,7 @@ def in_chunks(
 def one_by_one(
     step: Callable[[State], tuple[State, dict[str, Any]]], state: State, length: int
 ) -> tuple[State, dict[str, np.ndarray]]:
-    """`length` steps called from Python, their infos stacked as a scan would."""
+    """Call `length` steps from Python, and stack their infos as a scan would."""
     infos = []
     for _ in range(length):
         state, info = step(state)

@@ -1,4 +1,4 @@
-"""How many numbers of an update can depend on the images: with fewer than pixels, other images have the same update."""
+"""How many numbers of an update can depend on the images: with fewer than pixels, others have the same update."""
 
 import functools
 import math
@@ -18,29 +18,30 @@ from jaxleak.protocols import ClientShare
 
 
 class Independent(NamedTuple):
-    """Two bounds: no more numbers than these depend on the images."""
+    """Two upper bounds on how many numbers of an update depend on the images."""
 
     entries: int  # entries of the update, without those that follow from others
-    passed: int  # what the network hands on to layers that are trained, and entries of those that it passed by then
+    passed: int  # numbers that the network hands on to trained layers, plus entries of trained layers before these
 
 
 def independent_numbers(share: ClientShare, told: PyTree, samples: int, *, zeros_tell: bool = True) -> Independent:
     """How many numbers of an update can depend on the images, at the most.
 
     The gradient of a layer that reads n rows of inputs has rank n at most: of r x c numbers, n (r + c - n) are free. A
-    bias is one more input, which is always 1. And whatever is trained above a place in the network learns of the images
-    only what that place hands on: behind a frozen layer of 128 features, all that is trained tells 128 numbers of an
-    image. Entries of what is trained below the place count besides. The least over all places holds.
+    bias is one more input, which is always 1. Moreover, all trained layers above a place in the network depend on the
+    images only through the numbers that pass this place: all layers that are trained behind a frozen layer of 128
+    features tell 128 numbers of an image. Entries of trained layers below the place are added. The smallest of these
+    bounds over all places holds.
 
     Args:
         share: what the client computes; what it does not train is a constant of its model.
-        told: a tree like the payload, whose entries say something unless they are zero.
+        told: a tree like the payload, in which entries that say nothing of the gradient are zero.
         samples: number of samples of all local steps and clients.
-        zeros_tell: whether an entry of zero is one of the gradient, and not one that was left out.
+        zeros_tell: whether an entry of zero belongs to the gradient; False if it may have been left out.
 
     Returns:
-        The bounds. After several steps, weights below a place have changed by the images, and only places below all
-        that is trained are looked at.
+        The bounds. After several steps, the images have changed the weights below a place. Only places below all
+        trained layers are then looked at.
     """
     model, mode, epochs = share.model, share.batch_norm, total_steps(share) // share.local_steps
     places = _places(model, mode, samples)
@@ -53,14 +54,14 @@ def independent_numbers(share: ClientShare, told: PyTree, samples: int, *, zeros
 class _Places(NamedTuple):
     """What `_places` finds in a network."""
 
-    widths: tuple[tuple[int, frozenset[str]], ...]  # numbers that pass, and the parameters that have met them by then
+    widths: tuple[tuple[int, frozenset[str]], ...]  # numbers that pass a place, and the parameters that come before it
     first: frozenset[str]  # parameters that meet the image before any other
 
 
 def _counts(
     model: Classifier, batch_norm: BatchNormMode, leaves: dict[str, jax.Array], samples: int, first: frozenset[str]
 ) -> dict[str, int]:
-    """The free numbers of every leaf; those of a bias that is one layer's are among its kernel's."""
+    """The free numbers of every leaf; a bias of a single layer counts among the numbers of that layer's kernel."""
     counts = {name: int(jnp.count_nonzero(leaf)) for name, leaf in leaves.items()}
     layers = {name: size for name, size in sizes_of_all_rows(model, samples, batch_norm).items() if name in leaves}
     biases = Counter(model.bias_of(name) for name in layers)
@@ -77,11 +78,11 @@ def _counts(
     return counts
 
 
-@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and an audit asks for every answer
+@functools.lru_cache(maxsize=8)  # tracing a deep network takes seconds, and an audit needs this for every answer
 def _places(model: Classifier, batch_norm: BatchNormMode, samples: int) -> _Places:
-    """How many numbers of the images pass a place in the network, and which parameters have met them by then.
+    """How many numbers that depend on the images pass each place in the network, and which parameters come before it.
 
-    Of all places with the same parameters below them, the narrowest counts.
+    Among places with the same parameters below them, only the narrowest is kept.
     """
     variables = jax.eval_shape(model.init, jax.random.key(0))
     params, tree = jax.tree.flatten(variables["params"])
@@ -97,7 +98,7 @@ def _places(model: Classifier, batch_norm: BatchNormMode, samples: int) -> _Plac
     owners = {slot: frozenset({name}) for slot, name in zip(program.inputs[: len(names)], names, strict=True)}
     image, end = program.inputs[-1], len(program.steps) + 1
     born, last, met = {image: 0}, {image: 0}, dict[str, int]()
-    weighed, first = set[int](), set[str]()  # slots behind a parameter, and parameters behind no other
+    weighed, first = set[int](), set[str]()  # slots that depend on a parameter, and parameters behind no other one
     for number, step in enumerate(program.steps, start=1):
         own = frozenset[str]().union(*(owners.get(slot, ()) for slot in step.inputs))
         if not any(slot in born for slot in step.inputs):

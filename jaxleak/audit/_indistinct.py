@@ -1,4 +1,4 @@
-"""Whether an update tells two images of a class from one image twice."""
+"""Whether an update distinguishes two images of a class from one image in two places."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ _MOST_PAIRS = 8
 def nearest_pairs(x: np.ndarray, y: np.ndarray) -> tuple[tuple[int, int], ...]:
     """Every image x (N, H, W, C) with the nearest other one of its class y (N,), each pair once, nearest pairs first.
 
-    How near two images are is told by their squared difference. A class with a single image has no pair.
+    The distance between two images is their squared difference. A class with a single image has no pair.
     """
     flat = np.reshape(x, (len(x), -1)).astype(np.float64)
     squares = np.sum(flat**2, axis=1)
@@ -38,13 +38,14 @@ def indistinct(
     skip_zeros: bool = False,
     undone: Undone | None = None,
 ) -> np.ndarray:
-    """Which images of an answer the update does not tell from another one of their class.
+    """Which images of an answer the update does not distinguish from another image of their class.
 
     The gradients of the images of a class add up. Of two that are nearly alike, such as an image of low contrast and
     its mirror image, the sum hardly depends on how they differ, and independent starts may agree on a wrong difference.
-    To see this, both are replaced by one image in two places, at first by their mean, and all images descend on the
-    distance of the updates alone, as in `rival`. If they end with an update as near as the answer's, it does not
-    determine the two. Two copies of an image are not told from it either. Nothing here knows the truth.
+    To see this, both images are replaced by one image in two places, which starts as their mean. All images then
+    descend on the distance of the updates alone, as in `rival`. If they end as near to the update as the answer, it
+    does not determine the two images. An image that stands twice in the answer also counts as not distinguished from
+    its copy. Nothing here knows the truth.
 
     Args:
         share: what the client uploads of a batch, `protocols.ClientShare` or one behind a defense.
@@ -52,15 +53,15 @@ def indistinct(
         x: (N, H, W, C) the answer, clipped to [0, 1].
         y: (N,) int32, the labels of the answer.
         answer_misfit: >= 0, |g' - g| / |g| of the answer, as `Rival.answer_misfit`.
-        pairs: places of the two images of every pair that may be tried; None takes `nearest_pairs`. No more than the
-            first 8 are tried.
+        pairs: places of the two images of each pair; None takes `nearest_pairs`. No more than the first 8 pairs are
+            tried.
         iterations: > 0, how many steps of Adam a descent has.
-        skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
-        undone: what is known of the gradient before the payload, as of `client_updates.Gradients`; None where the
-            payload is compared itself.
+        skip_zeros: whether entries that arrived as zero are ignored, as behind sparsification.
+        undone: what is known of the gradient from which the payload was made, as in `client_updates.Gradients`; None
+            compares the payload itself.
 
     Returns:
-        (N,) bool.
+        (N,) bool, True for images that are not distinguished.
 
     Raises:
         ValueError: on shapes that do not fit, pairs that name no two places, or numbers out of range.
@@ -81,7 +82,7 @@ def indistinct(
         places, start = np.arange(len(answer), dtype=np.int32), answer.copy()
         places[second] = first
         start[first] = answer[[first, second]].mean(axis=0)
-        # What is read at images nearby is not asked here; it costs less than to compile a second descent.
+        # The numbers read at images nearby are not needed here, but cost less than to compile a second descent.
         nearby = jnp.broadcast_to(start, (LOOKS, *start.shape))
         end = descend(received, observation, nearby[0], jnp.asarray(places), labels, bounds, iterations, nearby)
         if explains_as_well(float(end.after.misfit), answer_misfit):

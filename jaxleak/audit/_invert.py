@@ -1,4 +1,4 @@
-"""Gradient inversion: one recorded round, shown to an attack for thousands of iterations, in several trials at once."""
+"""Gradient inversion: an attack sees one recorded round for thousands of iterations, in several trials at once."""
 
 import functools
 import logging
@@ -23,7 +23,7 @@ from jaxleak.checkpoint import Checkpoints
 
 _log = logging.getLogger("jaxleak")
 
-#: The shortest chunk that is taken in the place of another one, as a share of it.
+#: The shortest chunk that may replace the requested one, as a share of the requested length.
 _NEARLY = 0.8
 
 #: The number of attacks whose compiled programs are kept. An audit of one update runs fewer.
@@ -31,10 +31,10 @@ KEPT = 32
 
 
 class InversionRun(NamedTuple):
-    """All that an inversion carries; a checkpoint holds exactly this."""
+    """All that an inversion carries from one iteration to the next; a checkpoint holds exactly this."""
 
     iteration: jax.Array  # () int32
-    attack: PyTree  # with a leading axis of restarts when restarts > 1
+    attack: PyTree  # the state of the attack, with a leading axis of restarts when restarts > 1
 
 
 def invert(
@@ -52,7 +52,7 @@ def invert(
     executor: Executor = "scan",
     devices: Sequence[jax.Device] = (),
 ) -> tuple[Reconstruction, InversionRun, dict[str, np.ndarray]]:
-    """Show one recorded round to an attack, again and again: gradient inversion.
+    """Invert a gradient: show one recorded round to an attack in every iteration.
 
     A second call with the same attack object and shapes compiles nothing, whatever the key and the observation. A
     trial whose objective is not finite freezes with its best candidate while the others go on; the logger "jaxleak"
@@ -60,34 +60,35 @@ def invert(
 
     Args:
         attack: e.g. from `jaxleak.attacks.inversion`.
-        observation: what `threats.view` gives of one round's transcript.
+        observation: what the attacker sees of one round, from `threats.view` of its transcript.
         template: shapes of the private data, from `template_of`; of arrays, only the shapes are read.
         key: the attack's randomness.
-        iterations: total, counted from the attack's start; None runs the attack's own, which is also the most that its
-            schedules reach. A run of fewer is logged as cut short.
-        chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks. A length from 0.8
-            times this one that divides the iterations is taken instead, where there is one.
-        restarts: independent trials, vmapped, the first of which is that of `restarts=1`; of every sample the one with
-            the lowest `score` is returned. Gradient inversions have one score for all samples, the distance to the
-            update without priors, so that one trial is returned whole.
-        microbatch: how many restarts a device computes at once; None computes all of its own, smaller needs less
-            memory.
+        iterations: total number, counted from the attack's start; None takes the attack's own number, which is also the
+            most that its schedules allow. A run of fewer iterations is logged as cut short.
+        chunk: iterations per compiled chunk, > 0; callbacks and checkpoints happen between chunks. If a length of at
+            least 0.8 times this one divides the iterations, it is taken instead.
+        restarts: number of independent trials, vmapped; the first trial is the one of `restarts=1`. For every sample,
+            the trial with the lowest `score` is returned. Gradient inversions have one score for all samples, the
+            distance to the update without priors, so that one trial is returned whole.
+        microbatch: how many restarts a device computes at once; fewer need less memory. None computes all restarts of
+            the device at once.
         callbacks: called as `callback(iterations_done, run, infos_of_chunk)`.
         checkpoints: saves after every chunk; an existing one is resumed if it had the same key, observation, restarts,
-            length of schedules, settings and stated client (of `attacks.inversion`) and start. What another attack was
-            made of belongs into the configuration: `Checkpoints(folder, {"settings": settings})`.
+            length of schedules, settings and stated client (of `attacks.inversion`) and start. The settings of an
+            attack that is not from `attacks.inversion` belong in the configuration: `Checkpoints(folder,
+            {"settings": settings})`.
         executor: "scan", "step" or "eager", as in `run`.
         devices: devices of this process, e.g. `jax.devices()`. They share the restarts evenly and exchange nothing
             before the best one is chosen. If there is a single trial, they share its images and add up their gradients
-            in every iteration. None of them (the default) means the default device.
+            in every iteration. An empty sequence (the default) means the default device.
 
     Returns:
-        The reconstruction, the final `InversionRun`, and the stacked infos of all iterations, those before a checkpoint
-        that was resumed included (with an axis of restarts behind that of iterations when there are several).
+        The reconstruction, the final `InversionRun`, and the stacked infos of all iterations, including those before a
+        resumed checkpoint. With several restarts, infos have an axis of restarts after the axis of iterations.
 
     Raises:
-        ConfigMismatchError: naming what differs, if the checkpoints are of another run.
-        FloatingPointError: if what was observed is not finite.
+        ConfigMismatchError: naming what differs, if the checkpoints are from another run.
+        FloatingPointError: if the observation is not finite.
         MemoryError: before the first step, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range or of another kind, fewer iterations than a checkpoint has done, a
             transcript in place of an observation, since it holds the truth, or an attack whose answer does not have
@@ -124,7 +125,7 @@ def invert(
             }
         )
         state, history = checkpoints.restore_with_history(state)
-    # From shapes alone, before hours go into an answer that could not be read.
+    # This needs shapes alone, and comes before hours go into an answer that could not be read.
     _require_answer(jax.eval_shape(ends.answers, state.attack, observation), template, restarts)
     trials = Trials(attack, restarts, microbatch, Mesh(np.array(devices), (_mesh.AXIS,)) if devices else None)
     if trials.mesh is not None:
@@ -159,13 +160,13 @@ def invert(
 
 
 def _even(iterations: int, chunk: int) -> int:
-    """A chunk nearly as long that divides the iterations, where there is one: a remainder compiles once more."""
+    """A chunk length nearly as large that divides the iterations, if there is one: a remainder would compile again."""
     shorter = range(min(chunk, iterations), math.ceil(_NEARLY * chunk) - 1, -1)
     return next((length for length in shorter if iterations % length == 0), chunk)
 
 
 def _check_kinds(attack: Any, observation: Any, template: Any, key: Any) -> None:
-    """Refuse arguments of another kind, the transcript of a round among them, since it holds the truth."""
+    """Refuse arguments of another kind, including a transcript in place of the observation: it holds the truth."""
     if isinstance(observation, Transcript):
         raise ValueError("observation must be what a threat grants, threats.view(threat, transcript); got a transcript")
     _validate.made(Attack, "attacks.inversion", attack=attack)
@@ -175,7 +176,7 @@ def _check_kinds(attack: Any, observation: Any, template: Any, key: Any) -> None
 
 
 def _check_observed(observation: Observation) -> None:
-    """Refuse values that are not finite, and log a payload that tells nothing."""
+    """Refuse an observation that is not finite, and log a warning if the payload is zero everywhere."""
     _validate.finite(observation.payload, "the observed payload")
     _validate.finite(observation.params, "the observed parameters")
     if not any(np.any(leaf) for leaf in jax.tree.leaves(observation.payload)):
@@ -187,7 +188,7 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
 
     Args:
         attack: as given to `invert`.
-        run: what `invert` ended with.
+        run: the final `InversionRun` that `invert` returned.
         observation: as given to `invert`.
         restarts: as given to `invert`, > 1.
 
@@ -203,7 +204,7 @@ def all_starts(attack: Attack, run: InversionRun, observation: Observation, *, r
 
 
 def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> None:
-    """Refuse an answer that would be broadcast, or taken for that of other samples."""
+    """Refuse an answer of other shapes, which would be broadcast or taken for the answer on other samples."""
     if not isinstance(answers, Reconstruction):
         said = "an array" if isinstance(answers, jax.ShapeDtypeStruct) else type(answers).__name__
         raise ValueError(f"reconstruct of the attack must return a jaxleak.Reconstruction, got {said}")
@@ -215,7 +216,7 @@ def _require_answer(answers: Reconstruction, template: Batch, restarts: int) -> 
             "samples behind the payload, of all local steps",
             own["x"][0], template.x.shape[0],
         )  # fmt: skip
-    # An attack on one batch answers for its samples, whose number it was made for.
+    # An attack on one batch answers for the number of samples that it was made for.
     samples = own["x"][:1] if own["x"] else template.x.shape[:1]
     for name, shape in own.items():
         wanted = (*samples, *template.x.shape[1:]) if name == "x" else samples
@@ -265,7 +266,7 @@ def _what_lowers_memory(trials: "Trials") -> str:
 
 
 class Trials(NamedTuple):
-    """What is compiled: an attack, how many trials of it, how many of them at once, and who shares them."""
+    """What is compiled: an attack, the number of its trials, how many run at once, and the devices that share them."""
 
     attack: Attack
     restarts: int
@@ -274,22 +275,22 @@ class Trials(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What comes before and after the loop, compiled."""
+    """The compiled programs before and after the loop."""
 
     start: Any  # `(template, key) -> states`
     answers: Any  # `(states, observation) -> Reconstruction`
 
 
 class Loop(NamedTuple):
-    """One iteration, the same compiled, and a compiled chunk of them."""
+    """One iteration, the same iteration compiled, and a compiled chunk of iterations."""
 
     advance: Callable[..., tuple[InversionRun, dict[str, jax.Array]]]  # `(carry, observation, key)`
     step: Any  # likewise
     scan: Any  # `(carry, observation, key, length)`
 
 
-# Another call with the same attack compiles nothing. Attacks hold weights and generators, and are let go in the end: a
-# cache of JAX's own, with the attack as a static argument, would keep thousands of them.
+# Another call with the same attack compiles nothing. Attacks hold weights and generators, so that this cache lets old
+# ones go: JAX's own cache, with the attack as a static argument, would keep thousands of them.
 @functools.lru_cache(maxsize=KEPT)
 def both_ends(attack: Attack, restarts: int) -> Ends:
     """The compiled programs around the loop; they are kept for the last `KEPT` attacks."""
@@ -345,12 +346,12 @@ def _all_trials(trials: Trials) -> Callable[..., tuple[PyTree, dict[str, jax.Arr
 
 
 def placed(state: InversionRun, mesh: Mesh, rows: int) -> InversionRun:
-    """Every device gets its part of all arrays with so many rows, one per trial or per image, and the rest whole."""
+    """Give every device its part of all arrays with so many rows, one per trial or image, and other arrays whole."""
     if rows % mesh.size:
         raise ValueError(f"{mesh.size} devices share the images evenly: their number must be a multiple, got {rows}")
 
     def place(leaf: jax.Array) -> jax.Array:
-        # Where an array has that many rows by chance, results stay the same: the compiler moves what is missing.
+        # If an array has that many rows by chance, results stay the same: the compiler moves what a device lacks.
         has_rows = leaf.ndim > 0 and leaf.shape[0] == rows
         return jax.device_put(leaf, _mesh.divided(mesh, leaf.ndim, 0) if has_rows else _mesh.replicated(mesh))
 

@@ -1,4 +1,4 @@
-"""What would arrive of candidate images, and how far it is from the update that did."""
+"""The update that candidate images would give, and how far it is from the update that arrived."""
 
 import functools
 from typing import NamedTuple
@@ -18,16 +18,16 @@ def compiled(share: Share) -> ShareFn:
 
 
 class Received(NamedTuple):
-    """What would arrive of a candidate, as far as a stated defense tells."""
+    """How the update of a candidate is simulated and compared, given the stated defense."""
 
-    share: Share  # behind the defense, where that can be simulated
+    share: Share  # what the client sends, behind its defense where that can be simulated
     in_part: bool = False  # whether entries that arrived as zero were left out, and say nothing
-    undone: Undone | None = None  # what is known of the gradient before the payload, where the payload is none
+    undone: Undone | None = None  # what is known of the gradient, where the payload itself is no gradient
 
     def of(
         self, seen: Observation, x: jax.Array, y: jax.Array, *, sharpness: jax.Array | float | None = None
     ) -> PyTree:
-        """The update of images x (B, H, W, channels) and labels y (B,), where one was seen."""
+        """The update of images x (B, H, W, channels) and labels y (B,), limited to the leaves that were seen."""
         own = self.share(seen.params, Batch(x[:, None], y, jnp.arange(len(y))), sharpness=sharpness)
         own = where_seen(seen.payload, own)
         return jax.tree.map(lambda a, b: jnp.where(b == 0, 0.0, a), own, seen.payload) if self.in_part else own
@@ -37,10 +37,10 @@ class Received(NamedTuple):
         return seen.payload if self.undone is None else self.undone.told(seen)
 
     def explained(self, seen: Observation, own: PyTree) -> PyTree:
-        """What an update like that of `of` must equal to explain what was seen."""
+        """The tree that an update from `of` must equal to explain what was seen."""
         return to_explain(self.undone, seen, own)
 
 
 def misfit(explained: PyTree, own: PyTree) -> jax.Array:
-    """() relative distance |g' - g| / |g| of an update g' like that of `Received.of` from what it has to explain."""
+    """() relative distance |g' - g| / |g| of an update g', from `Received.of`, to the tree g that it has to explain."""
     return norm(jax.tree.map(jnp.subtract, own, explained)) / norm(explained)

@@ -22,15 +22,15 @@ def watch(
 ) -> tuple[ProtocolState, Observation]:
     """Run `protocol` and keep what `threat` grants of every round; all rounds are one compiled scan.
 
-    This is how an attacker runs a shadow of the protocol on data of its own. What the threat does not grant is never
+    An attacker runs a shadow of the protocol on its own data in this way. What the threat does not grant is never
     stacked, and a second call with the same protocol, threat and shapes compiles nothing.
 
     Args:
-        protocol: what runs.
-        threat: what is kept.
+        protocol: the protocol to run.
+        threat: says what is kept of every round.
         private: the whole set to run on.
-        state: where to start, such as `protocol.init(init_key)`.
-        key: random key of the rounds, another one than that of the start. Round t draws its batch from
+        state: the state to start from, such as `protocol.init(init_key)`.
+        key: random key of the rounds; it must differ from the key of the start. Round t draws its batch from
             `fold_in(key, t)`.
         rounds: number of rounds, > 0.
 
@@ -71,13 +71,13 @@ def _all_finite(observations: Observation) -> jax.Array:
 def replay(
     attack: Attack, observations: Observation, template: Batch, *, key: jax.Array
 ) -> tuple[PyTree, dict[str, jax.Array]]:
-    """Show recorded rounds to an attack, in one compiled scan: several attacks can watch the very same run.
+    """Show recorded rounds to an attack, in one compiled scan, so that several attacks can watch the very same run.
 
     Args:
-        attack: what watches.
-        observations: from `watch`, leaves with a leading axis of rounds.
+        attack: the attack that watches.
+        observations: from `watch`, with leaves that have a leading axis of rounds.
         template: shapes of the private set, from `template_of`; of arrays, only the shapes are read.
-        key: the attack's randomness, as in `run`: the same state results.
+        key: the attack's randomness; the same key in `run` results in the same state.
 
     Returns:
         The attack's state after the last round, and its stacked infos.

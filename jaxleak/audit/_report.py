@@ -1,4 +1,4 @@
-"""An audit's report: one HTML file that opens offline, in light and dark, and on paper."""
+"""The report of an audit: one HTML file that works offline, in light and dark mode, and on paper."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ _MEANING = {
     "knows the loss.",
     "inputs inconsistent": "The update cannot come from the client that was described, so nothing was attacked.",
 }
-#: What a person calls a metric, by its name in results.json; those of the truth are there only where one was given.
+#: Readable names of the metrics, by their names in results.json. Scores against the truth need a given truth.
 _NUMBERS = {
     "verdict": "verdict",
     "label_count": "labels proven to be in the batch",
@@ -52,12 +52,12 @@ _NUMBERS_SHOWN = 64
 
 
 def write_report(path: str | Path, verdict: Verdict, provenance: dict[str, Any]) -> Path:
-    """Write the report of a verdict; nothing in it is loaded from elsewhere.
+    """Write the report of a verdict as one file that loads nothing from elsewhere.
 
     Args:
         path: the file to write, which is replaced.
         verdict: from `audit.update`.
-        provenance: names and values of the environment and the inputs, as they shall be shown.
+        provenance: names and values that describe the environment and the inputs, as the report is to show them.
 
     Returns:
         The path.
@@ -107,14 +107,14 @@ def _meaning(verdict: Verdict) -> str:
 
 
 def _with_options(text: str) -> Any:
-    """The text as HTML, in which no line ends inside of an option such as --batch-norm."""
+    """The text as HTML, without line breaks inside of an option such as --batch-norm."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _shown(image: np.ndarray) -> dict[str, Any]:
-    """What stands for an image (H, W, channels): the address of a `picture`, or its `numbers` if it cannot be drawn.
+    """An image (H, W, channels) as the report shows it: the URL of a `picture`, or `numbers` if it cannot be drawn.
 
     A row of a table is an image of one pixel, whose channels are its columns.
     """
@@ -126,7 +126,7 @@ def _shown(image: np.ndarray) -> dict[str, Any]:
 
 
 def _picture(image: np.ndarray) -> str:
-    """An image (H, W, 1, 3 or 4) in [0, 1] as the address of an inline PNG."""
+    """An image (H, W, 1, 3 or 4) in [0, 1] as the URL of an inline PNG."""
     from PIL import Image  # heavy, and only a report needs it
 
     pixels = np.round(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)

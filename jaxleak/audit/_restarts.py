@@ -13,16 +13,16 @@ from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction
 def trial_keys(key: jax.Array, restarts: int) -> jax.Array:
     """One key per trial (restarts,).
 
-    The first is the key itself, and more trials add to fewer: what one trial finds is among what several find, so
-    that more of them are never worse by the attacker's own score.
+    The first one is the given key, and more trials add keys to those of fewer trials. What one trial finds is therefore
+    among what several trials find, and more trials are never worse by the attacker's own score.
     """
-    # Far from the small numbers with which a trial derives keys of its own.
+    # This number is far from the small numbers with which a trial derives its own keys.
     others = jax.random.split(jax.random.fold_in(key, 0x7121A1), restarts - 1)
     return jnp.concatenate([key[None], others])
 
 
 def start_trials(attack: Attack, key: jax.Array, template: Batch, restarts: int) -> PyTree:
-    """The attack's state before its first step; with several restarts, states with a leading axis of them."""
+    """The attack's state before its first step; with several restarts, all states with a leading axis of restarts."""
     if restarts == 1:
         return attack.init(key, template)
     return jax.vmap(lambda k: attack.init(k, template))(trial_keys(key, restarts))
@@ -39,12 +39,13 @@ def step_trials(
     """One step of every trial on the same observation.
 
     Args:
-        attack: the attack whose step is made.
+        attack: the attack that makes the step.
         key: random key of the step; every trial gets one of its `trial_keys`.
         states: the states of all trials, from `start_trials`.
         observation: what all trials see.
         restarts: how many trials there are.
-        together: steps all of several trials, from their keys (restarts,), states and the observation; None vmaps.
+        together: function that steps several trials, from their keys (restarts,), states and the observation; None
+            vmaps the step.
     """
     if restarts == 1:
         new, info = step_of(attack, key, states, observation)
@@ -55,10 +56,10 @@ def step_trials(
 
 
 def step_of(attack: Attack, key: jax.Array, state: PyTree, observation: Observation) -> tuple[PyTree, dict[str, Any]]:
-    """One step of an attack, whose shapes are looked at while it is traced.
+    """One step of an attack; the shapes of its result are checked while it is traced.
 
     Raises:
-        ValueError: if it does not give a state like the one that it got, and a dict of scalars.
+        ValueError: if the step does not return a state like the one that it got, and a dict of scalars.
     """
     made = attack.step(key, state, observation)
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
@@ -85,14 +86,14 @@ def _told(made: Any) -> str:
 
 
 def _form(leaf: Any) -> str:
-    """Shape and kind of dtype: `of_types` makes 64-bit numbers those of the state again."""
+    """Shape and kind of dtype, without the number of bits, which `of_types` restores."""
     dtype = jnp.asarray(leaf).dtype
     kind = next((kind.__name__ for kind in (jnp.floating, jnp.integer) if jnp.issubdtype(dtype, kind)), str(dtype))
     return f"{kind} of shape {jnp.shape(leaf)}"
 
 
 def of_types(new: PyTree, old: PyTree) -> PyTree:
-    """The new state in the types of the old one, which differ where `jax_enable_x64` widens what is computed."""
+    """The new state in the dtypes of the old one; the two differ where `jax_enable_x64` widens what is computed."""
 
     def one(leaf: jax.Array, was: jax.Array) -> jax.Array:
         wanted = jnp.asarray(was).dtype
@@ -102,15 +103,15 @@ def of_types(new: PyTree, old: PyTree) -> PyTree:
 
 
 def best_restart(reconstructions: Reconstruction) -> Reconstruction:
-    """Choose per sample, of R stacked reconstructions, the one with the attacker's own lowest score; NaN is no score.
+    """Choose for each sample, among R stacked reconstructions, the one with the lowest score of the attacker's own.
 
-    The diagnosis, which need not be about single samples, stays that of all R.
+    A score of NaN counts as infinite. The diagnosis need not be about single samples, and stays that of all R.
     """
     chosen = _best_samples(reconstructions._replace(diagnosis=None))
     return chosen._replace(diagnosis=reconstructions.diagnosis)
 
 
-@jax.jit  # else every field would have programs of its own
+@jax.jit  # without it, every field would have its own programs
 def _best_samples(stacked: Reconstruction) -> Reconstruction:
     choice = jnp.argmin(jnp.where(jnp.isnan(stacked.score), jnp.inf, stacked.score), axis=0)
     return jax.tree.map(lambda leaf: leaf[choice, jnp.arange(leaf.shape[1])], stacked)

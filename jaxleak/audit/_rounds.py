@@ -1,7 +1,7 @@
-"""The one loop: a protocol runs, a threat shows, an attack watches. Jitted in chunks, with callbacks between them.
+"""Run an attack along a protocol, in jitted chunks: the protocol runs, the threat grants a view, the attack watches.
 
-Step t of everything gets `fold_in(key, t)` and nothing else random, and a chunk's length changes no result, so a run
-resumed from a checkpoint ends with the same bits as one that was never interrupted.
+Step t of protocol and attack gets `fold_in(key, t)` and nothing else random, and a chunk's length changes no result. A
+run that is resumed from a checkpoint therefore ends with the same bits as one that was never interrupted.
 """
 
 import functools
@@ -25,10 +25,10 @@ from jaxleak.threats import Threat, view
 
 
 class RunState(NamedTuple):
-    """All that a run carries; a checkpoint holds exactly this."""
+    """All that a run carries from one round to the next; a checkpoint holds exactly this."""
 
     protocol: ProtocolState
-    attack: PyTree  # with a leading axis of restarts when restarts > 1
+    attack: PyTree  # the state of the attack, with a leading axis of restarts when restarts > 1
     bad_round: jax.Array  # () int32, first round whose payload was not finite, or -1
 
 
@@ -36,7 +36,7 @@ Callback = Callable[[int, RunState, dict[str, np.ndarray]], None]
 
 
 def template_of(private: Batch) -> Batch:
-    """The shapes of a private set, all that an attack is initialised from."""
+    """The shapes of a private set; an attack is initialised from these alone."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), private)
 
 
@@ -49,14 +49,14 @@ def start(attack: Attack, protocol: Protocol, private: Batch, *, key: jax.Array,
     """The state before round 0; `restarts` independent initial states of the attack share every observation.
 
     Args:
-        attack: what looks at the rounds.
-        protocol: what makes them.
+        attack: the attack that watches the rounds.
+        protocol: the protocol that runs the rounds.
         private: the private set; the attack is initialised from its shapes alone.
         key: random key of the audit; `init_key` draws the protocol's parameters from it.
-        restarts: >= 1.
+        restarts: number of initial states of the attack, >= 1.
 
     Raises:
-        MemoryError: if what the attack carries does not fit, before any of it is there.
+        MemoryError: if the attack's state does not fit into memory; raised before any of it is allocated.
         ValueError: on a number of restarts that is not whole or < 1, or a private set that the protocol does not take,
             such as one with labels out of range, or one that is not finite.
     """
@@ -93,8 +93,8 @@ def run(
     """Run `attack` against `protocol` until `rounds` rounds have been observed.
 
     Args:
-        attack: what to run.
-        protocol: what is attacked.
+        attack: the attack to run.
+        protocol: the protocol that is attacked.
         threat: what the attacker is granted of each round.
         private: the whole private set, `index` = 0 ... N-1.
         key: the run's only source of randomness.
@@ -104,15 +104,15 @@ def run(
         restarts: number of independent attack states, vmapped over the same observations.
         callbacks: called as `callback(rounds_done, state, infos_of_chunk)` after every chunk.
         checkpoints: saves the state after every chunk. Without `state`, an existing one is resumed if it had the same
-            key, private set and restarts. With `state`, whoever gives it says what it is of: a run may have several
-            threats in turn.
+            key, private set and restarts. With `state`, the caller must know what run it belongs to: a run may
+            have several threats in turn.
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
         The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left).
 
     Raises:
-        ConfigMismatchError: naming what differs, if the checkpoints are of another run.
+        ConfigMismatchError: naming what differs, if the checkpoints are from another run.
         FloatingPointError: if a payload was not finite; the message names the round. Checkpoints written before stay.
         MemoryError: before the first round, with the estimated need, if the compiled program does not fit.
         ValueError: on arguments out of range, or a private set that the protocol does not take, such as one with labels
@@ -127,7 +127,7 @@ def run(
         _validate.made(Checkpoints, "jaxleak.checkpoint", checkpoints=checkpoints)
     if state is not None:
         check_private(protocol, private)
-    else:  # `start` checks it
+    else:  # `start` checks the private set
         state = start(attack, protocol, private, key=key, restarts=restarts)
         if checkpoints is not None:
             checkpoints.bind(
@@ -171,7 +171,7 @@ def run(
 
 
 class _Programs(NamedTuple):
-    """What `run` runs: one round, that compiled, and a compiled chunk of rounds."""
+    """The programs of `run`: one round, the same round compiled, and a compiled chunk of rounds."""
 
     one_round: Callable[..., tuple[RunState, dict[str, jax.Array]]]
     step: Any

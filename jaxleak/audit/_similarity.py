@@ -1,4 +1,4 @@
-"""How alike two images are: by SSIM, and where they are too small for it, as rows of a table, by their numbers."""
+"""How alike two images are: by SSIM, or by their numbers if they are too small for SSIM, such as rows of a table."""
 
 import numpy as np
 
@@ -7,16 +7,16 @@ from jaxleak.metrics._images import has_ssim
 
 
 def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """How alike two images are in every place.
+    """How alike the two images in every place are.
 
     Args:
         first: (N, H, W, C) in [0, 1].
         second: the same shape and unit.
 
     Returns:
-        (N,) float64, 1 for identical images: SSIM in [-1, 1], and for images with a side below 3 pixels one minus the
-        largest difference of two of their numbers, in [0, 1]. An agreement of 0.99 then says that no column of a table
-        differs by more than a hundredth of its range. NaN where such an image is not finite.
+        (N,) float64, 1 for identical images: SSIM in [-1, 1], or for images with a side below 3 pixels, one minus the
+        largest difference of two of their numbers, in [0, 1]. For rows of a table, 0.99 then says that no column
+        differs by more than a hundredth of its range. NaN where such a small image is not finite.
 
     Raises:
         ValueError: if the shapes differ or are not (N, H, W, C).
@@ -30,5 +30,5 @@ def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def closest(images: np.ndarray, image: np.ndarray) -> float:
-    """The similarity of an image (H, W, C) to the one of `images` (N, H, W, C) that it resembles most."""
+    """The similarity between an image (H, W, C) and the image among `images` (N, H, W, C) that it resembles most."""
     return float(similarity(images, np.broadcast_to(image, images.shape)).max())

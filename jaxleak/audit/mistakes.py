@@ -1,11 +1,11 @@
-"""Mistakes that somebody may make with the inputs of an audit, to measure what its checks find on a model of yours.
+"""Typical mistakes in the inputs of an audit, to measure which of them its checks find on your model.
 
     client = mistakes.Client(share, variables, payload, batch_size, key)
     for name, make in mistakes.MISTAKES.items():
         if claim := make(client):
             print(name, audit.check_update(**claim))
 
-`python -m experiments.mistakes` does that for five models, and docs/audit_checks.md has what came of it.
+`python -m experiments.mistakes` does that for five models, and docs/audit_checks.md has the results.
 """
 
 import math
@@ -29,18 +29,18 @@ from jaxleak.objectives._losses import smoothed_cross_entropy
 
 __all__ = ["MISTAKES", "Claim", "Client", "FalseClaims", "false_claims"]
 
-#: Class weights that nobody states lie between these, as for classes of which one is ten times as frequent as another.
+#: Class weights that nobody states lie in this range, as if one class were ten times as frequent as another.
 _WEIGHTS = (0.3, 3.0)
 
 
 class Client(NamedTuple):
-    """A client and its update, of which everything is known."""
+    """A client of which everything is known, and its update."""
 
     share: protocols.ClientShare  # what the client computes
     variables: PyTree  # the model's parameters and statistics
     payload: PyTree  # the update, in the shapes of the parameters
     size: int  # B, the number of samples in its batch
-    key: jax.Array  # draws where a mistake hits
+    key: jax.Array  # random key of what a mistake draws, such as where it hits
     batch: Batch | None = None  # one step's samples; mistakes in the loss need them
 
 
@@ -88,7 +88,7 @@ def _rows_permuted(client: Client) -> Claim | None:
         side = math.isqrt(len(rows) // channels)
         if side > 1 and side * side * channels == len(rows):
             moved = rows.reshape(side, side, channels, -1).transpose(2, 0, 1, 3).reshape(rows.shape)
-            # The matrix is a rearrangement of the leaf, whose inverse is its transpose.
+            # The matrix is a rearrangement of the leaf, so that the inverse map is the transposed one.
             (found,) = jax.linear_transpose(lambda leaf: model.matrix(name, leaf), leaf)(moved)
             return _with_leaf(client, name, found)
     return None
@@ -142,14 +142,14 @@ def _decay(client: Client) -> Claim:
 
 
 def _other_loss(client: Client, loss: Loss) -> Claim | None:
-    """An update that was computed with a loss that nobody states."""
+    """An update that was computed with a loss other than the stated one."""
     if client.batch is None:
         return None
     return _claim(client, payload=client.share.with_loss(loss)(client.variables, client.batch))
 
 
 def _class_weights(client: Client) -> Claim | None:
-    """Weights of classes, and a mean that divides by their sum, as PyTorch's does: for one class they are nothing."""
+    """Class weights, and a mean that divides by their sum, as in PyTorch; with a single class they have no effect."""
     if client.batch is None or len(np.unique(client.batch.y)) == 1:
         return None
     low, high = np.log(_WEIGHTS)
@@ -192,7 +192,7 @@ MISTAKES: dict[str, Callable[[Client], Claim | None]] = {
 
 
 class FalseClaims(NamedTuple):
-    """How much of what a verdict claims is not so."""
+    """How many claims of a verdict are false."""
 
     images: int  # certified images that resemble no image of the client
     labels: int  # proven labels that the client's batch does not hold
@@ -208,7 +208,7 @@ def false_claims(verdict: Verdict, batch: Batch) -> FalseClaims:
         batch: the client's samples, x (B, 1, H, W, channels) in [0, 1] and y (B,).
 
     Returns:
-        The numbers of images and of labels that are claimed and are not the client's.
+        The numbers of claimed images and claimed labels that are not the client's.
     """
     truth = np.asarray(batch.x)[:, 0]
     certified = verdict.best.x[verdict.best.shown] if verdict.best is not None and verdict.verdict == "leaks" else ()

@@ -71,9 +71,9 @@ def checked_update(
     precision: Precision | None = None,
     loss_known: bool = True,
 ) -> tuple[list[Finding], Head | None]:
-    """As `check_update`, with the head's gradient, if the head is known; a defense that is not known is None.
+    """The findings of `check_update`, and the head's gradient if the head is known; an unknown defense is None.
 
-    Of a loss that is no cross-entropy the head's gradient says nothing that is known, and there is none either.
+    The head's gradient is also None if the loss is no cross-entropy, since nothing is then known of what it must obey.
     """
     findings = check_contents(payload, variables, defense)
     if failed(findings):
@@ -103,7 +103,8 @@ def checked_update(
     )
     key = jax.random.key(0) if key is None else key
     equations += check_symmetries(share, variables, payload, batch_size, key, precision)
-    # First, since it explains the others. An update that obeys them is a gradient, whatever the sizes of its entries.
+    # A step of Adam comes first, since it explains the other findings. An update that obeys all equations is a
+    # gradient, whatever the sizes of its entries.
     return findings + (check_not_adam(payload) if failed(equations) else []) + equations, head
 
 

@@ -1,4 +1,4 @@
-"""Whether an update is a step of Adam: by what is stated of it, and by its entries where nothing is stated."""
+"""Whether an update is a step of Adam: the stated one, or by the sizes of its entries if no step is stated."""
 
 import jax
 import jax.numpy as jnp
@@ -12,40 +12,42 @@ from jaxleak.audit._checks.precision import Precision
 from jaxleak.defenses.mechanisms import AdamStep
 
 _NAME = "step of Adam"
-#: The least that the largest entry of a first step may be, over the learning rate: that of a gradient of 1e-7.
+#: The largest entry of a first step over the learning rate must be at least this; a gradient of 1e-7 gives it.
 _LARGEST_ABOVE = 0.9
-#: A first step of Adam moves nearly all weights equally far, and few gradients do: share of the entries that are not
-#: zero from which on they count as equal, and how near in size. Steps behind our networks have a share above 0.9.
+#: A first step of Adam moves nearly all weights equally far, and few gradients do. These are the share of equal entries
+#: among those that are not zero from which on an update counts as such a step, and how near in size equal entries are.
+#: Steps of our networks have a share above 0.9.
 _SHARE, _NEAR = 0.5, 0.01
-#: Sizes over the learning rate that a first step has only of gradients near epsilon, and their share from which on the
-#: step may be a later one, whose moments remember others. First steps behind our networks have a share below 0.01.
+#: Sizes over the learning rate that a first step has only for gradients near epsilon. From this share of such entries
+#: on, the step may be a later one, whose moments remember other gradients. First steps of our networks have a share
+#: below 0.01.
 _BETWEEN, _BETWEEN_SHARE = (0.05, 0.95), 0.1
-#: Entries from which on shares say anything.
+#: Number of entries from which on their shares say anything.
 _ENTRIES = 100
 
 
 def nearest_to_zero(step: AdamStep, payload: PyTree, variables: PyTree) -> PyTree:
-    """The gradient nearest to zero, among those that may be behind a first step: its signs are certain."""
+    """The gradient nearest to zero among those that give this first step; its signs are certain."""
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     return BeforeAdam(step).nearest(seen, jax.tree.map(jnp.zeros_like, payload))
 
 
 def of_one_size(entries: np.ndarray, *, near: float = _NEAR, at_least: int = _ENTRIES) -> float:
-    """The share of the entries that are not zero whose size is within `near` of the largest; 0 of too few entries."""
+    """The share of entries, among those not zero, with a size within `near` of the largest; 0 if they are too few."""
     sizes = np.abs(np.asarray(entries, np.float64))
     sizes = sizes[sizes > 0]
-    # A few entries may be larger, such as those of another optimizer's group of weights.
+    # A few entries may be larger, such as those of weights with another optimizer.
     return float((sizes >= (1 - near) * np.quantile(sizes, 0.999)).mean()) if len(sizes) >= at_least else 0.0
 
 
 def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree, precision: Precision) -> Finding:
-    """A first step moves no weight further than the learning rate, and most of them nearly so far.
+    """Check that a first step moves no weight further than the learning rate, and most weights nearly as far.
 
     Args:
         step: as it is stated.
         payload: the change of the weights over the stated learning rate, a tree like `variables["params"]`.
         variables: the weights before the step.
-        precision: in which the update was sent.
+        precision: format in which the update was sent.
     """
     if precision.unit:
         evidence = f"All numbers are those of {precision.name}, whose rounding leaves little more than signs of a step."
@@ -69,7 +71,7 @@ def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree, precisio
     if over[worst] > 1:
         return Finding(_NAME, "failed", f"{evidence} Entries of {worst} are too large.", cause, options)
     if largest < _LARGEST_ABOVE:
-        # A wrong rate leaves most entries at one size. Where a client fits its samples, entries differ.
+        # A wrong rate leaves most entries at one size. If the client has fitted its samples, sizes differ.
         cause = f"gradients as small as 1e-8, {cause}"
         if of_one_size(sizes) >= _SHARE:
             return Finding(_NAME, "failed", evidence, cause, options)
@@ -82,7 +84,7 @@ def check_adam_step(step: AdamStep, payload: PyTree, variables: PyTree, precisio
 
 
 def check_not_adam(payload: PyTree) -> list[Finding]:
-    """A finding if most entries of an update that broke an equation are of one size, as of a step of Adam."""
+    """A finding if most entries of an update that broke an equation have one size, as in a step of Adam."""
     share = of_one_size(np.concatenate([np.asarray(leaf).ravel() for leaf in named_leaves(payload).values()]))
     if share < _SHARE:
         return []

@@ -31,13 +31,13 @@ from jaxleak.protocols import ClientShare
 
 #: An error up to this many times the tolerance may still be another machine's rounding, which can flip a kink.
 _FAILED_ABOVE = 10.0
-#: Relative change of weights and images, eight times what rounding a factor to TF32 changes. Smaller changes may leave
-#: every kink on its side where the client's rounding moved one, since its products add up many errors.
+#: Relative change of weights and images, eight times what rounding a factor to TF32 changes. The client's products add
+#: up many errors, which may move a kink. A smaller change here might leave every kink on its side.
 _COARSE = 2.0**-8
 #: A client in TF32 may be off by this many times what `_COARSE` changes in the gradient.
 _TIMES_COARSE = 2.0
-#: A client that sends numbers of 16 bits may have computed in them, and be off by this many times more: PyTorch on an
-#: H200 was off by up to 5.6 times the change in bfloat16.
+#: A client that sends numbers of 16 bits may have computed in 16 bits, and may be off by this many times more: PyTorch
+#: on an H200 was off by up to 5.6 times the change in bfloat16.
 _OF_MIXED = 8.0
 #: Share of a leaf's norm above which no rounding of products is taken for the cause. TF32, emulated in the convolutions
 #: of a ResNet10 and a ResNet18, was off by up to 0.16, and PyTorch's bfloat16 on an H200 by up to 0.08.
@@ -70,8 +70,8 @@ def check_client(
         model: the network.
         variables: the weights at which the client began.
         payload: the update, a tree like `variables["params"]`, in units of a gradient.
-        images: (B, H, W, channels) or (B, channels, H, W) in the units that the model reads, of all local steps in
-            order; whole batches, since every image has a part in the gradient.
+        images: (B, H, W, channels) or (B, channels, H, W) in the units that the model reads, for all local steps in
+            order. They must be whole batches, since every image contributes to the gradient.
         labels: (B,) integers.
         batch_norm: mode of the client's normalisation layers.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
@@ -83,8 +83,8 @@ def check_client(
 
     Returns:
         Findings on the arrays, and one on the gradient: passed; failed, with the leaf that is furthest off and the
-        mistake that explains it; or suspicious, if it is off by no more than a few times what is allowed, or than
-        products in TF32 explain. A leaf that is zero in theory is compared with what rounding leaves in it.
+        mistake that explains it; or suspicious, if it is off by no more than a few times what is allowed, or by no more
+        than products in TF32 explain. A leaf that is zero in theory is compared with what rounding leaves in it.
 
     Raises:
         ValueError: on arguments out of range, or images and labels of other shapes.
@@ -110,7 +110,7 @@ def _compared(
     parts: int = 1,
     precision: Precision | None = None,
 ) -> list[Finding]:
-    """As `check_client`, of a client that is given as what it computes, and `parts` times that."""
+    """The findings of `check_client`, for a client given by what it computes, which sends `parts` times that."""
     findings = check_contents(payload, variables)
     if failed(findings):
         return findings
@@ -165,17 +165,17 @@ def check_known_images(
     precision: Precision | None = None,
     loss_known: bool = True,
 ) -> list[Finding]:
-    """One finding: whether the update is that of the images which are said to be behind it.
+    """One finding: whether the images that are said to be behind the update give this update.
 
     Args:
         share: what the client computes, as is claimed.
-        variables: at which it did, as is claimed.
+        variables: the weights at which it did, as is claimed.
         payload: the update, in units of a gradient of the mean loss.
         truth: images (B, H, W, channels) and labels (B,). Without images there is no finding, and without labels only
             where the loss is not known.
-        defended: whether the client defends its update, which breaks exact equations; then there is none either.
+        defended: whether the client defends its update, which breaks exact equations; then there is no finding.
         precision: as in `check_client`.
-        loss_known: whether the loss is the client's; if not, the finding is that of `check_images_without_loss`.
+        loss_known: whether the client's loss is known; if not, the finding is that of `check_images_without_loss`.
 
     Returns:
         The last finding of `check_client`. After several local steps it fails no update: the client may have taken
@@ -206,7 +206,7 @@ def _explained(
     params: PyTree | None = None,
     clip: float | None = None,
 ) -> Mended | None:
-    """Cause and options of a difference, if one explains it; `clip` is the norm of an update that is one gradient."""
+    """A cause that explains a difference, with its options; `clip` is the norm of an update that is one gradient."""
     scale = inner(payload, expected) / max(inner(expected, expected), 1e-30)
     if scale and furthest(payload, scaled(expected, scale), scaled(rounding, scale), precision, params)[0] <= 1:
         if np.isclose(scale, samples, rtol=1e-3) and samples > 1:
@@ -247,7 +247,7 @@ def _multiple(scale: float, samples: int, clip: float | None) -> Mended:
 
 
 def _coarse(variables: PyTree, batch: Batch) -> tuple[PyTree, Batch]:
-    """Weights and images, changed by a few times as much as rounding to TF32 may change a factor."""
+    """Weights and images, each changed by a few times as much as rounding to TF32 may change a factor."""
     rng = np.random.default_rng(1)
 
     def rounded(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ _WEIGHTS_ABOVE = 0.9
 #: Distinct values, up to sign, below which an array of many entries counts as quantised.
 _FEW_VALUES = 256
 _MANY_ENTRIES = 2000
-#: Entries from which on an update that points where the weights do is taken for weights.
+#: Number of entries from which on an update with the direction of the weights is certainly taken for weights.
 _MANY_WEIGHTS = 100
 #: Relative misfit below which a matrix has rank one; float16 leaves 5e-4, and quantising to 8 bits more than 2e-3.
 _RANK_ONE_BELOW = 1e-3
@@ -34,7 +34,7 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
     Args:
         payload: the update as a tree like the model's parameters; a leaf that is None is missing.
         variables: the model's.
-        defense: as the client states it; it may explain zeros and few values. None for none, or one that is not known.
+        defense: as the client states it; it may explain zeros and few values. None if there is none or it is not known.
 
     Returns:
         One finding per check. If the names, shapes or values are wrong, the other checks are skipped.
@@ -90,7 +90,7 @@ def check_rounding(precision: Precision, payload: PyTree, variables: PyTree) -> 
 
 
 def zero_layers(leaves: Mapping[str, Any]) -> list[str]:
-    """The layers, or parameters of other layers, that are zero throughout, with a dot between the parts of a name."""
+    """Names, with dots, of the layers that are zero throughout, and of parameters that are zero in other layers."""
     zero = {dotted(name): not np.any(leaf) for name, leaf in leaves.items()}
     layers: dict[str, None] = {}
     for name in (name for name, nothing in zero.items() if nothing):
@@ -127,7 +127,7 @@ def _few_values(leaves: dict[str, np.ndarray], *, rounded: bool = False) -> Find
     if not large:
         return Finding("quantisation", "not applicable", f"No leaf that is not zero has {_MANY_ENTRIES} entries.")
     sizes = {name: len(np.unique(np.abs(leaf))) for name, leaf in large.items()}
-    # A defense that leaves most entries out leaves few values as well, each of a size of its own.
+    # A defense that leaves most entries out also leaves few values, but each has a size of its own.
     few = [name for name, count in sizes.items() if count <= _FEW_VALUES and _share_of_sizes(large[name]) <= 0.5]
     suspects = [name for name in few if not _is_outer_product(large[name])]
     name = min(suspects or sizes, key=lambda name: (sizes[name], name))
@@ -143,10 +143,10 @@ def _few_values(leaves: dict[str, np.ndarray], *, rounded: bool = False) -> Find
 
 
 def _is_outer_product(leaf: np.ndarray) -> bool:
-    """Whether a matrix is one of rank one, up to rounding, that few different values in one factor explain.
+    """Whether a matrix has rank one, up to rounding, and few different values in only one factor explain its few sizes.
 
-    A dense layer that reads an image of few grey levels has such a gradient: products of few numbers with many slopes,
-    which differ. Where neither factor has many different sizes the leaf may as well be one of signs.
+    A dense layer that reads an image of few grey levels has such a gradient: products of few numbers with many
+    different slopes. If neither factor has many different sizes, the leaf may as well be one of signs.
     """
     if leaf.ndim != 2:
         return False
@@ -158,7 +158,7 @@ def _is_outer_product(leaf: np.ndarray) -> bool:
 
 
 def _share_of_sizes(factor: np.ndarray) -> float:
-    """Number of different sizes among the entries that are not zero, relative to the number of these."""
+    """Number of different sizes among the entries that are not zero, over the number of these entries."""
     sizes = np.abs(factor[factor != 0])
     return len(np.unique(sizes)) / len(sizes) if len(sizes) > 1 else 0.0
 
@@ -173,7 +173,7 @@ def _weights(leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> F
     cosine = inner / norms if norms else 0.0
     evidence = f"The cosine between the update and the model's weights is {cosine:.3f}."
     if abs(cosine) > _WEIGHTS_ABOVE:
-        # A gradient of few entries may point where the weights do, such as that of two biases of opposite signs.
+        # A gradient of few entries may have the direction of the weights, such as that of two biases of opposite signs.
         status: Status = "failed" if sum(a.size for a, _ in pairs) >= _MANY_WEIGHTS else "suspicious"
         cause = "the file holds weights after training"
         return Finding("gradient, not weights", status, evidence, cause, ("--kind weights",))

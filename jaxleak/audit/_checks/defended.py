@@ -20,20 +20,20 @@ DEVIATIONS, _SCALES = 6.0, 20.0
 
 
 def certain(head: Head, defense: Defense | None) -> Head | None:
-    """The head with no more of its bias gradient than the defense cannot have made: its signs are the client's own.
+    """The head, with its bias gradient reduced to what the defense cannot have made: its signs are the client's own.
 
     Every entry is moved towards zero by as much as the defense and rounding may have moved it. Clipping, of the whole
     update or of every example, multiplies by positive factors of 1 at most: that keeps signs and makes entries smaller.
 
     Args:
         head: from `head_of`, of a defended update that has a bias gradient.
-        defense: as it is stated, or None for one that is not known.
+        defense: as it is stated; None if it is not known.
 
     Returns:
         None where entries of the update may have any sign, whatever the client's own have.
     """
     assert head.bias_gradient is not None
-    # Noise may follow from the weights, of which the first of one logit is not the client's.
+    # Noise may depend on the bias's weights. With one logit, the first of them is not the client's.
     weights = head.bias[1:] if head.one_logit and head.bias is not None else head.bias
     error = None if defense is None else _error(defense, head.bias_gradient, weights)
     if error is None:
@@ -43,7 +43,7 @@ def certain(head: Head, defense: Defense | None) -> Head | None:
 
 
 def _error(defense: Defense, sent: np.ndarray, weights: np.ndarray | None) -> np.ndarray | float | None:
-    """How far the entries that arrived of a tensor may be from the client's own; None where nothing bounds it."""
+    """How far the entries of a tensor that arrived may be from the client's own; None where nothing bounds this."""
     mechanism = defense.mechanism
     # An entry that other clients or earlier rounds had a part in may have a sign that says nothing of this batch.
     if mechanism is None or mechanism.carries or defense.place == "client_payloads":
@@ -63,13 +63,13 @@ def _of_noise(noise: Noise | None, sent: np.ndarray, weights: np.ndarray | None)
     if noise is None:
         return 0.0
     if isinstance(noise, GaussianNoise):
-        # The mean gets a B-th of a sum's noise, but need not be that of as many samples as are stated.
+        # In the mean, noise on a sum is divided by B, but the batch need not hold as many samples as are stated.
         return DEVIATIONS * noise.deviation
     if isinstance(noise, LaplaceNoise):
         return _SCALES * noise.scale
     if isinstance(noise, TensorNoise) and weights is not None:
         return DEVIATIONS * float(noise.deviation(jnp.asarray(weights, jnp.float32)))
     if isinstance(noise, ProportionalNoise) and DEVIATIONS * noise.deviation < 1:
-        most = DEVIATIONS * noise.deviation  # relative to the client's own entry, of which 1 + most arrives at the most
+        most = DEVIATIONS * noise.deviation  # relative to the client's own entry, of which at most 1 + most arrives
         return np.abs(sent) * most / (1 + most)
     return None

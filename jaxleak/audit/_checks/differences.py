@@ -1,6 +1,6 @@
 """How far an update is from what a client must have sent, in units of what rounding explains.
 
-All of it is NumPy's arithmetic: JAX would compile a program for every operation on every shape that a network has.
+All arithmetic is NumPy's: JAX would compile a program for every operation on every shape that a network has.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jaxleak._base import Batch, PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.precision import FULL, Precision
 
-#: A client may be off by this many times what a change of the images by rounding changes in the gradient.
+#: A client may be off by this many times the change of the gradient when rounding changes the images.
 _TIMES_ROUNDING = 100.0
 _ROUNDING = 1e-6
 _RELATIVE = 1e-3
@@ -40,7 +40,7 @@ def said_of(worst: float, leaf: str, error: float) -> str:
 def furthest(
     payload: PyTree, expected: PyTree, rounding: PyTree, precision: Precision = FULL, params: PyTree | None = None
 ) -> tuple[float, str, float]:
-    """Over the leaves: the largest error over what is allowed, which leaf, and its relative error."""
+    """The leaf with the largest error over what is allowed: this ratio, the leaf's name, and its relative error."""
     found = ratios(payload, expected, rounding, precision, params)
     return max((ratio, name, relative) for name, (ratio, relative) in found.items())
 
@@ -57,11 +57,11 @@ def ratios(
     most: float = np.inf,
     share: float = 0.0,
 ) -> dict[str, tuple[float, float]]:
-    """Every leaf's error, over what is allowed and over the norm of what is expected.
+    """Every leaf's error, once over what is allowed and once over the norm of what is expected.
 
-    Allowed are `times` the norm of the leaf of `rounding` and `relative` times that of the leaf, together at most
-    `most` times the latter, and what the update's format rounds. A leaf that has less than `share` of the whole
-    gradient's norm, such as one that is zero in theory, may be off by that.
+    The allowed error is `times` the norm of the leaf in `rounding` plus `relative` times the norm of the expected leaf,
+    together at most `most` times the latter norm. The rounding of the update's format is added to it. A leaf with less
+    than `share` of the whole gradient's norm, such as one that is zero in theory, may be off by this share in addition.
     """
     found, weights = {}, {} if params is None else named_leaves(params)
     all_wanted, all_moved = named_leaves(expected), named_leaves(rounding)

@@ -1,8 +1,9 @@
 """Checks of the last dense layer's gradient, which cross-entropy ties to the labels and to the batch size.
 
-All of them are exact for every network, and for several local steps with n the samples of all of them, but for the
-whole numbers of labels, which takes the softmax of the mean features for the mean softmax, and the weights at which the
-client began for those of every step. Several steps, epochs and momentum therefore leave fewer of them.
+All checks but one are exact for every network. They hold for several local steps as well, with n the number of samples
+of all steps. The exception is the check of whole numbers of labels: it takes the softmax of the mean features for the
+mean softmax, and the weights at which the client began for the weights of every step. Fewer checks therefore apply
+after several steps or epochs, or with momentum.
 """
 
 import numpy as np
@@ -31,7 +32,7 @@ _OF_HEAD = "equations of the head"
 RANK = "batch size by rank"
 NOISE = "stated noise"
 _ONE_LOGIT = "The network has one logit, whose gradient sums to zero over its two classes"
-#: How often noise as large as is stated is taken for smaller noise.
+#: Probability with which noise that is as large as stated is taken for smaller noise.
 _RARELY = 1e-6
 _WEAKER = "a defense that moves entries by more than is stated"
 
@@ -47,15 +48,15 @@ def check_head(
 ) -> list[Finding]:
     """Findings on sums over classes, the mean over the batch, the batch size and, for one sample, the weights.
 
-    A later check that takes for granted what an earlier one has refuted is not applicable: it would name the same
-    mistake a second time, as if another one had been found.
+    A check is not applicable if it takes for granted what an earlier check has refuted. It would name the same mistake
+    a second time, as if there were another one.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
-        steps: how many steps of all epochs there were, >= 1, after each of which the weights are others.
-        epochs: how often each of the samples was visited, >= 1.
-        uneven: whether the steps have different weights in the update, as with momentum.
+        steps: number of steps of all epochs, >= 1; every step changes the weights.
+        epochs: how often the client visited each sample, >= 1.
+        uneven: whether the update weighs the steps differently, as with momentum.
         norm: Euclidean norm of the whole update, where it is known.
     """
     if head is None:
@@ -81,7 +82,7 @@ def check_head(
         return [*found, Finding(COUNTS if samples > 1 else ONE_SAMPLE, "not applicable", why)]
     if samples > 1:
         return [*found, _unless_refuted(check_counts(head, samples), sums, size, rank, *sign)]
-    # The equations of one sample hold at any scale, so that they can say by which factor the size is wrong.
+    # The equations of one sample hold at any scale, so that they can name the factor by which the size is wrong.
     return [*found, _unless_refuted(check_one_sample(head, norm), sums, rank, *sign)]
 
 
@@ -91,7 +92,7 @@ def check_defended_head(head: Head | None, samples: int, defense: Defense | None
     Args:
         head: from `head_of`, of a gradient of the mean loss over `samples`.
         samples: n >= 1, of all local steps and clients.
-        defense: as it is stated, or None for one that is not known.
+        defense: as it is stated; None if it is not known.
         uneven: as in `check_head`.
     """
     if head is None or defense is None:
@@ -140,16 +141,16 @@ def _sums_behind_noise(head: Head, samples: int, defense: Defense) -> list[Findi
 def _norms_of_sums(
     noise: GaussianNoise | LaplaceNoise | ProportionalNoise, gradient: np.ndarray, samples: int
 ) -> tuple[float, float]:
-    """The least and the largest norm that the sums over classes of a noisy head's gradient (F, C) hardly pass."""
+    """The bounds that the norm of the sums over classes of a noisy head's gradient (F, C) hardly ever leaves."""
     features, classes = gradient.shape
     if isinstance(noise, ProportionalNoise):
-        # What arrives of an entry has 1 + s^2 times its square in the mean, and s^2 times of that is noise.
+        # On average, an entry's square arrives 1 + s^2 times as large, and s^2 times the original square is noise.
         squares = np.square(gradient).sum(axis=1)
-        freedom = squares.sum() ** 2 / np.square(squares).sum() / 2  # as one entry may be most of a sum
+        freedom = squares.sum() ** 2 / np.square(squares).sum() / 2  # since one entry may be most of a sum
         smallest = noise.deviation * np.sqrt(squares.sum() / (1 + noise.deviation**2))
         largest = 2 * smallest  # the noise may have made the largest entries smaller
     else:
-        # A sum of C entries has sqrt(C) deviations; the mean of a batch has no more noise than its sum.
+        # A sum of C entries has sqrt(C) times the deviation; the mean of a batch has no more noise than its sum.
         smallest, largest = (deviation * np.sqrt(classes * features) for deviation in _deviations(noise, samples))
         # The square of a sum of C Laplace variables varies more than a Gaussian one's, by its excess kurtosis 3/C.
         freedom = features / (1 + 1.5 / classes) if isinstance(noise, LaplaceNoise) else features
@@ -173,7 +174,7 @@ def _unless_refuted(finding: Finding, *granted: Finding) -> Finding:
 
 
 def _sums_over_classes(head: Head, visits: int = 1) -> Finding:
-    """A gradient of any loss has a rank of at most one for each visit of a sample; what changed it later need not."""
+    """Check the sums over classes; a rank above the number of visits shows that the gradient was changed later."""
     name = "sums over classes"
     if head.one_logit:
         return Finding(name, "not applicable", f"{_ONE_LOGIT}, whatever the loss.")
@@ -196,9 +197,9 @@ def _sums_over_classes(head: Head, visits: int = 1) -> Finding:
 
 
 def _sign(head: Head, samples: int) -> list[Finding]:
-    """Whether as many classes are absent, by the signs of the kernel's gradient, as must be.
+    """Whether the signs of the kernel's gradient show as many absent classes as there must be.
 
-    Nothing where features may be negative, since the signs then say nothing.
+    There is no finding where features may be negative, since the signs then say nothing.
     """
     name, classes = "sign of absent classes", head.kernel.shape[1]
     if not head.positive:
@@ -244,7 +245,7 @@ def _size_of_the_bias_gradient(head: Head, samples: int) -> Finding:
 
 
 def _rank(head: Head, samples: int, epochs: int, steps: int) -> Finding:
-    """Every visit of a sample adds one to the rank at most; visits of one sample at nearby weights may add nothing."""
+    """Check the rank: a visit of a sample adds one at most; more visits at nearby weights may add none."""
     name = RANK
     rank, most = rank_of(head), highest_rank(head, samples)
     evidence = f"The head's gradient has rank {rank}, so that at least {_of_samples(-(-rank // epochs))} behind it"
@@ -271,7 +272,7 @@ def _of_samples(count: int) -> str:
 
 
 def _labels_fit(head: Head, samples: int, *, uneven: bool = False) -> Finding:
-    """Momentum weighs the steps, and with them labels, unevenly; each class that is there then counts once."""
+    """Whether the batch has room for the proven labels; steps of uneven weights prove each class only once."""
     name = _LABELS
     least, turned = (counted(head, samples, sign=sign) for sign in (1, -1))
     if uneven:

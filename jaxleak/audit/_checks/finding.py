@@ -8,11 +8,11 @@ from jaxleak._stated import Kind
 #: "failed": no client of the stated kind could have sent this. "suspicious": hardly any could.
 Status = Literal["passed", "failed", "suspicious", "not applicable"]
 
-#: What the general options are for: every check that names one says so.
+#: The general options, each with what it is for; every check that names one says this.
 LOSS_OTHER = "--loss other (another loss or scale)"
 DEFENSE_OTHER = "--defense other (an update that was changed after it was computed)"
 REVERSED = "the sign of the update is reversed"
-#: The options that reverse the sign of a gradient, and what reverses that of an update of every kind.
+#: The options that reverse the sign of a gradient, and what reverses the sign of each kind of update.
 TURN = "--kind difference --learning-rate 1"
 _TURNED: dict[Kind, str] = {
     "gradient": TURN,
@@ -27,7 +27,7 @@ MIXED_MODES = "layers of batch normalisation in different modes (eval_layers)"
 
 
 def only_clipped(norm: float | None = None) -> str:
-    """The option of a client that clips its update and adds no noise; `norm` is that of the update, where known."""
+    """The option for a client that clips its update and adds no noise; `norm` is the norm of the update, if known."""
     clip = "C" if norm is None else f"{norm:.4g}"
     return f"--defense dp_update --clip {clip} --noise-multiplier 0 (clipping at a norm of {clip}, of a mean loss)"
 
@@ -55,7 +55,7 @@ class Finding(NamedTuple):
     options: tuple[str, ...] = ()
 
     def of_kind(self, kind: Kind) -> "Finding":
-        """The finding on an update of that kind, whose sign other options reverse than that of a gradient."""
+        """The finding on an update of this kind, with the options that reverse the sign of this kind."""
         return self._replace(options=tuple(_TURNED[kind] if option == TURN else option for option in self.options))
 
     def without(self, stated: Collection[str]) -> "Finding":

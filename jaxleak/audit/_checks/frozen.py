@@ -13,9 +13,10 @@ from jaxleak.capture._names import held_of, matching
 
 
 def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> list[Finding]:
-    """A finding that fails, where the update has changed a parameter that is said to be a constant.
+    """A failed finding, if the update has changed a parameter that is stated to be a constant.
 
-    An audit takes such parameters for constants, and attacks the others alone. An attacker has all of them.
+    An audit takes such parameters for constants, and attacks the update of the others alone. A real attacker has the
+    update of all of them.
 
     Args:
         sent: the update, with its facts.
@@ -50,8 +51,8 @@ def _moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:
     if kind != "weights":
         return bool(np.any(array != 0))
     if array.size != before.size:
-        return False  # names and shapes are another check's
+        return False  # another check compares names and shapes
     array, before = np.asarray(array, np.float32).ravel(), before.astype(np.float32).ravel()
-    # Where weights were saved in 16 bits, those of a constant are rounded.
+    # If the weights were saved in 16 bits, those of a constant are rounded.
     rounded = (before, *(before.astype(kind).astype(np.float32) for kind, _ in FORMATS.values()))
     return not any(np.array_equal(array, same) for same in rounded)

@@ -1,4 +1,4 @@
-"""The last dense layer's gradient, and what it tells by itself: ranks, counts, signs.
+"""The gradient of the last dense layer (the head), and what it shows by itself: ranks, counts, signs.
 
 For the mean cross-entropy of n samples with softmax outputs p and features f, the bias has the gradient `db_c = mean
 p_c - n_c / n` and the kernel `dW = mean f (p - onehot(y))^T`, as in `jaxleak.attacks._inversion.label_rules`.
@@ -38,13 +38,13 @@ class Head(NamedTuple):
     bias_gradient: np.ndarray | None  # (C,)
     kernel: np.ndarray  # (F, C)
     bias: np.ndarray | None  # (C,)
-    precision: Precision = FULL  # in which the gradient was sent
+    precision: Precision = FULL  # format in which the gradient was sent
     positive: bool = False  # whether the features are at least zero, as behind a ReLU
     # Whether the network has one logit z, read as (0, z): one column was sent, and the other is its negative.
     one_logit: bool = False
 
     def slack(self, samples: int) -> float:
-        """What rounding may add to a number of labels among so many samples."""
+        """What rounding may add to a number of labels among `samples` samples."""
         return SLACK + samples * self.bias_rounding
 
     @property
@@ -66,7 +66,7 @@ class Head(NamedTuple):
 
     @property
     def of_softmax(self) -> float:
-        """What the rounding of softmax outputs leaves, relative to the bias gradient: much where samples are fitted."""
+        """What rounding of softmax outputs leaves, relative to the bias gradient; it is large if samples are fitted."""
         if self.bias_gradient is None:
             return 0.0
         size = max(float(np.linalg.norm(self.bias_gradient)), 1e-300)
@@ -78,8 +78,9 @@ def head_of(
 ) -> Head | None:
     """The gradient and the weights of the model's last dense layer, as float64.
 
-    None where it is not known, where something follows it (a scale of the logits, for example, or a gate), or where its
-    weights are used elsewhere in the network as well, so that its gradient has other parts.
+    The result is None where this layer is not known, or where something follows it (a scale of the logits, for example,
+    or a gate). It is also None where the weights are used elsewhere in the network, as the gradient then has other
+    parts.
     """
     if not model.head or sizes_of_all_rows(model, _IMAGES, mode).get(model.head_names[0], (0,))[0] != _IMAGES:
         return None
@@ -107,7 +108,7 @@ def _reads_positive(model: Classifier, variables: PyTree, mode: BatchNormMode) -
     """Whether no feature of simulated images is negative; None if the logits are not those of the last dense layer."""
     rng = np.random.default_rng(0)
     images = rng.random((_IMAGES, *model.image_shape), np.float32)
-    # All of few features may be positive at images that are alike: half of these are black and white in parts.
+    # Few features may all be positive for images that are alike, so half of these images are black and white in parts.
     share = np.linspace(0.0, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
     images[::2] *= np.linspace(0.1, 1.0, _IMAGES // 2, dtype=np.float32)[:, None, None, None]
     images[1::2] = images[1::2] < share
@@ -132,12 +133,12 @@ def ends_with_head(model: Classifier, params: PyTree, logits: jax.Array, feature
 
 @jitted_for_few(0, 1)
 def outputs(model: Classifier, mode: BatchNormMode, variables: PyTree, images: Any) -> tuple[jax.Array, ...]:
-    """Logits (B, C) of images (B, H, W, channels), and what the model takes for their features."""
+    """Logits (B, C) of images (B, H, W, channels), and the features that the model returns with them."""
     return model.apply(variables, images, mode=mode)[:2]
 
 
 def counted(head: Head, samples: int, sign: int = 1) -> np.ndarray:
-    """(C,) how many samples of every class there must be among so many, at least."""
+    """(C,) the least number of samples of every class that there must be among `samples` samples."""
     assert head.bias_gradient is not None
     return np.ceil(np.maximum(-sign * samples * head.bias_gradient - head.slack(samples), 0)).astype(int)
 
@@ -155,7 +156,7 @@ def rank_of(head: Head, above: float = RANK_ABOVE) -> int:
 
 
 def highest_rank(head: Head, samples: int) -> int:
-    """The rank that so many different samples give."""
+    """The rank that `samples` different samples give."""
     features, classes = head.kernel_gradient.shape
     return min(samples, classes - 1, features)
 
@@ -163,8 +164,8 @@ def highest_rank(head: Head, samples: int) -> int:
 def columns_of(head: Head) -> tuple[int, int]:
     """How many classes have a column of the kernel's gradient without a negative entry, and without a positive one.
 
-    Of features f >= 0, a class that is not in the batch has the column mean(f p_c) >= 0. With the sign of the update
-    reversed the column is <= 0.
+    With features f >= 0, a class that is not in the batch has the column mean(f p_c) >= 0. If the sign of the update is
+    reversed, this column is <= 0.
     """
     gradient = head.kernel_gradient
     rows = np.abs(gradient).max(axis=1)

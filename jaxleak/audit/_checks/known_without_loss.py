@@ -17,8 +17,8 @@ from jaxleak.protocols import ClientShare
 
 #: Name of the finding on known images.
 KNOWN_IMAGES = "known images"
-#: Ridge of the equations for what the loss did. Images that are known to differ need hardly any, and one a hundred
-#: times as large leaves a misfit of 1e-5.
+#: Ridge of the equations for the derivatives of the loss. Images that are known to differ need hardly any, and a ridge
+#: a hundred times as large leaves a misfit of 1e-5.
 _RIDGE = 1e-5
 
 
@@ -27,8 +27,8 @@ def check_images_without_loss(
 ) -> list[Finding]:
     """One finding: whether some loss and some labels give these images the update.
 
-    What the loss did is in the derivatives by the outputs, for which the last layer's gradient has linear equations
-    (`AnyLossShare`). With their solution the gradients of all other layers follow from the images.
+    The loss enters the update through its derivatives by the outputs. The last layer's gradient gives linear equations
+    for these (`AnyLossShare`). With their solution, the gradients of all other layers follow from the images.
 
     Args:
         share: what the client computes, but for its loss.
@@ -70,7 +70,7 @@ def check_images_without_loss(
 def _difference(
     share: ClientShare, variables: PyTree, batch: Batch, precision: Precision
 ) -> Callable[[PyTree], tuple[float, str, float]]:
-    """`payload -> furthest leaf` from what the images give under the loss and the labels that fit the payload best."""
+    """`payload -> furthest leaf` from the images' update under the loss and the labels that fit the payload best."""
     sent = jax.jit(any_loss_share(share.model, share.batch_norm, _RIDGE))
 
     def furthest_of(payload: PyTree) -> tuple[float, str, float]:

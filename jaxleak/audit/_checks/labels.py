@@ -13,16 +13,16 @@ from jaxleak.defenses import Defense
 from jaxleak.models._classifier import HeadLayer
 
 #: Share of the largest singular value above which another one counts as a sample. Samples of small weight in the loss
-#: have smaller ones, and would multiply the counts of the class that has the large weight.
+#: have smaller singular values. If these counted, they would multiply the counts of the class with the large weight.
 _WEIGHTY = 0.1
-#: Label smoothing up to which an absent class is never taken for one in the batch: it moves its entry of the bias
-#: gradient by as much, over the number of classes.
+#: Label smoothing up to which an absent class is never taken for one in the batch: smoothing moves the entry of the
+#: class in the bias gradient by this number over the number of classes.
 _SMOOTHING = 0.1
-#: Share of the largest entry of a bias gradient below which the sign of another one may be rounding.
+#: Share of the largest entry of a bias gradient below which the sign of another entry may be rounding.
 _OF_FINDINGS = 1e-4
 #: Relative misfit up to which rows of classes have the form that one sample gives: of rank one, with a sum of zero.
 _ONE_SAMPLE_BELOW = 1e-3
-#: Share of the largest row below which the direction of another one may be rounding.
+#: Share of the largest row below which the direction of another row may be rounding.
 _OF_ROWS = 1e-5
 _NO_SCALE = "nothing confirms the scale of the update"
 _VISITS = "a sample may have been in several local steps"
@@ -48,37 +48,39 @@ class Labels(NamedTuple):
 
     proven: np.ndarray  # by the head's gradient alone, whatever the batch size is said to be
     if_stated: np.ndarray  # if the batch is as stated and labels are not smoothed; nowhere less than what is proven
-    samples: int  # n, as is said
+    samples: int  # n, as is stated
     uncounted: str = ""  # why counts are not claimed: then each class in the batch counts once
     signed: bool = False  # whether the gradient itself shows that its sign is the stated one
-    stated: tuple[str, ...] = ()  # what the client has stated of itself that the proof grants, such as "momentum"
+    stated: tuple[str, ...] = ()  # what the proof takes from statements of the client, such as "momentum"
     withheld: str = ""  # why no label is claimed, in a sentence
-    findings: bool = False  # whether every output is a finding by itself, of which a sample has none, one or several
-    proof: str = "the head's gradient"  # what of the update proves them
+    findings: bool = False  # whether every output is a finding of its own; a sample has none, one or several
+    proof: str = "the head's gradient"  # the part of the update that proves the labels
 
     @staticmethod
     def none(classes: int) -> "Labels":
-        """Nothing is known of any of `classes`."""
+        """Labels of so many `classes`, of which none is proven."""
         return Labels(np.zeros(classes, int), np.zeros(classes, int), 0)
 
 
 def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     """The labels that a bias gradient proves; none without one.
 
-    The mean softmax output is positive, so that `n_c > -n db_c`: a class whose entry is negative is in the batch, also
-    with label smoothing if it is less than `-0.1 / C`. How often it is grows with n, of which the rank of the kernel's
-    gradient is a lower bound that nobody has to state. It also grows with the update's scale. Where nothing confirms
-    that, or where a sample may be in several local steps, every class that is in the batch counts once; so it is for
-    networks of one logit, whose second class may have a weight in the loss. Nothing is
-    proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label counts.
-    The equations of one sample show its sign where they fail for the other one.
-    Counts after several steps say nothing of either, since the softmax outputs of later steps are those of other
-    weights. The proof needs none of them: the gradients of all steps have positive weights in the update.
+    The mean softmax output is positive, so that `n_c > -n db_c`: a class with a negative entry is in the batch. With
+    label smoothing, this is certain if the entry is less than `-0.1 / C`. The proven count of a class grows with n, for
+    which the rank of the kernel's gradient is a lower bound that nobody has to state. It also grows with the update's
+    scale. Every class in the batch counts only once where nothing confirms the scale, or where a sample may be in
+    several local steps. The same holds for several samples and one logit, as the second class may have a weight in the
+    loss.
+
+    Nothing is proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label
+    counts. The equations of one sample show the sign if they hold for it and fail for the other one. Label counts after
+    several steps say nothing of scale or sign, since later steps have other weights and softmax outputs. The proof
+    does not need these outputs: the gradients of all steps have positive weights in the update.
 
     Args:
         head: from `head_of`, of a gradient of the mean loss.
         samples: n >= 1 that are stated, of all local steps.
-        local_steps: steps >= 1 of all epochs that are stated.
+        local_steps: stated number of steps of all epochs, >= 1.
     """
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])
@@ -101,17 +103,17 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
 
 
 def label_of_rows(called: str, gradient: HeadLayer, weights: HeadLayer, precision: Precision) -> Labels:
-    """The label that leaves with a row for every class prove of one sample, without a readable last dense layer.
+    """The label of one sample that leaves with a row for every class prove, if no last dense layer can be read.
 
-    Their gradient is `z delta^T` with an unknown z (`jaxleak.attacks._inversion.class_rows`), and in `delta =
-    softmax(logits) - onehot(y)` the entry of the label alone is negative. Nothing is proven unless the gradient has
-    rank one, the entries sum to zero, and exactly one has its sign. With a bias, whose z is known, the sign is read off
-    the update itself; the stated sign has to be trusted only if no more than two entries exceed rounding.
+    The gradient of these leaves is `z delta^T` with an unknown z (`jaxleak.attacks._inversion.class_rows`), and in
+    `delta = softmax(logits) - onehot(y)` only the entry of the label is negative. Nothing is proven unless the gradient
+    has rank one, the entries of delta sum to zero, and exactly one entry has its sign. For a bias, z is known, and the
+    update itself shows the sign. The stated sign has to be trusted only if no more than two entries exceed rounding.
 
     Args:
         called: the names of the leaves, in words.
-        gradient: their rows, from `class_rows`, of a gradient of one sample after one step.
-        weights: the rows of the parameters.
+        gradient: rows of the leaves' gradient for one sample and one step, from `class_rows`.
+        weights: rows of the leaves' weights, from `class_rows`.
         precision: the format of the update.
     """
     kernel = np.asarray(gradient.kernel, np.float64)
@@ -144,9 +146,9 @@ def label_of_rows(called: str, gradient: HeadLayer, weights: HeadLayer, precisio
 def findings_of(head: Head, samples: int) -> Labels:
     """The findings that the bias gradient proves to be in the batch, where every output has a binary cross-entropy.
 
-    The entry of output c is a mean of w (sigmoid(z_c) - t_c) with weights w > 0, such as PyTorch's `pos_weight` and the
-    reduction make them. Only a sample with t_c = 1 makes it negative. How many samples there are of a finding is not
-    claimed, since their weights are not known.
+    The entry of output c is a mean of w (sigmoid(z_c) - t_c). The weights w > 0 come from PyTorch's `pos_weight` and
+    the reduction, for example. Only a sample with t_c = 1 makes the entry negative. The number of samples with a
+    finding is not claimed, since their weights are not known.
 
     Args:
         head: from `head_of`, of a gradient of any positive scale, after any number of steps.
@@ -162,13 +164,13 @@ def findings_of(head: Head, samples: int) -> Labels:
 def defended_labels(head: Head, samples: int, defense: Defense | None) -> Labels:
     """The labels that the bias gradient of a defended update proves: one of each class, if any.
 
-    A defense that leaves entries out, rounds them, scales them down or adds noise of a known size leaves the sign of
-    an entry that is far enough from zero (`certain`). Nothing else of `labels_of` survives it.
+    A defense that leaves entries out, rounds them, scales them down or adds noise of a known size keeps the sign of an
+    entry that is far enough from zero (`certain`). Nothing else that `labels_of` uses survives such a defense.
 
     Args:
         head: from `head_of`.
         samples: n >= 1 that are stated, of all local steps.
-        defense: as it is stated, or None for one that is not known.
+        defense: as it is stated; None if it is not known.
     """
     nothing = Labels.none(head.kernel.shape[1])
     if head.bias_gradient is None:
@@ -183,7 +185,7 @@ def defended_labels(head: Head, samples: int, defense: Defense | None) -> Labels
 
 
 def _present(head: Head) -> tuple[np.ndarray, np.ndarray]:
-    """(C,) 1 for classes that are in the batch, whether or not labels are smoothed; and if they are not."""
+    """(C,) each, 1 for classes in the batch: those certain even with smoothed labels, and without smoothing."""
     assert head.bias_gradient is not None
     lowest = -head.slack(1)
     sure = head.bias_gradient < lowest - _SMOOTHING / head.kernel.shape[1]

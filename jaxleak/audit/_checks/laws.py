@@ -2,8 +2,9 @@
 
 Scaling a ReLU unit's inputs up and its outputs down changes nothing, nor does scaling a convolution whose outputs a
 batch statistic normalises. Along such a direction the gradient of every loss and every batch is zero (Kunin et al.,
-*Neural mechanics*, ICLR 2021). Which directions a network has is found here by its own derivatives, so that any network
-has its laws, and an update computed at other weights, in the other mode, or stored in another layout breaks them.
+*Neural mechanics*, ICLR 2021). The directions of a network are found here from its own derivatives, so that this works
+for any network. An update breaks the laws if it was computed at other weights or in the other mode, or is stored in
+another layout.
 """
 
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from jaxleak.models import Classifier
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.protocols import ClientShare
 
-#: Singular values of the outputs' derivatives below this share of the largest are of directions that change nothing.
+#: Directions change nothing if their singular values of the outputs' derivatives are below this share of the largest.
 _NULL_BELOW = 1e-4
-#: A law is broken above this multiple of what simulated clients leave, which rounding alone explains.
+#: A law is broken above this multiple of the violations of simulated clients, which are rounding alone.
 _TIMES_SIMULATED = 10.0
 _LEAST_TOLERANCE = 3e-6
 #: A law tells something only if weights of another draw break it by this multiple of its tolerance.
@@ -49,7 +50,7 @@ class Laws(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """How an update stands to the laws."""
+    """How far an update breaks the laws."""
 
     laws: int  # how many there are
     worst: float  # largest violation over tolerance
@@ -69,12 +70,12 @@ def find_laws(
 
     Args:
         share: what the client computes.
-        variables: at which the update was computed, as is claimed.
+        variables: the weights at which the update was computed, as is claimed.
         batch_size: B of each local step.
         key: random key of the simulated images and labels.
-        precision: in which the simulated clients send their updates.
-        one_hot: whether the simulated images are one-hot codes. A normalisation of their small embeddings is not
-            independent of the scale: its epsilon counts.
+        precision: format in which the simulated clients send their updates.
+        one_hot: whether the simulated images are one-hot codes. The normalisation of their small embeddings depends on
+            the scale, because its epsilon counts.
     """
     directions = _directions(variables["params"])
     image_key, other_key, *keys = jax.random.split(key, 2 + _SIMULATED)
@@ -113,7 +114,7 @@ def vanishing(sizes: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def shares_of_norm(payload: PyTree) -> dict[str, float]:
-    """The norm of every leaf over that of the whole payload."""
+    """The norm of every leaf over the norm of the whole payload."""
     norms = {name: float(np.linalg.norm(np.asarray(leaf, np.float64))) for name, leaf in named_leaves(payload).items()}
     total = np.sqrt(sum(value**2 for value in norms.values()))
     return {name: value / max(total, 1e-300) for name, value in norms.items()}
@@ -134,7 +135,7 @@ def _outer(leaf: Any) -> list[int]:
 
 
 def _weight(axis: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Along an axis the same numbers for every leaf of that size, so that units which belong together are scaled so."""
+    """Factors along an axis, equal for all leaves of that size, so that units that belong together scale together."""
     if axis < 0:
         return np.ones((1,) * len(shape), np.float32)
     size = shape[axis]
@@ -153,10 +154,10 @@ def _slopes(
     variables: PyTree,
     key: jax.Array,
 ) -> jax.Array:
-    """(M, K): along unit directions, the slope of M random combinations of the outputs of M pairs of images.
+    """(M, K): slopes along K unit directions of M random combinations of outputs, each for its own pair of images.
 
-    More rows than directions, each of one backward pass; a random combination sums to zero over classes, as the
-    gradient of a softmax does.
+    There are more rows than directions, and each row takes one backward pass. The factors of a random combination sum
+    to zero over classes, as the gradient of a softmax does.
     """
     names = [name for name, _ in directions]
 
@@ -182,14 +183,14 @@ def _slopes(
 
 
 def slopes_along(laws: Laws, variables: PyTree, payload: PyTree) -> np.ndarray:
-    """(laws,): the payload along each law, which is linear in the payload, over the law's tolerance."""
+    """(laws,): the component of the payload along each law, linear in the payload, over the law's tolerance."""
     return _along(laws.directions, laws.combinations, variables, payload)[0] / laws.tolerances
 
 
 def _violations(
     directions: tuple[tuple[str, int], ...], combinations: np.ndarray, variables: PyTree, payload: PyTree
 ) -> np.ndarray:
-    """(laws,): the payload along each law, over the norms of the leaves that the law combines."""
+    """(laws,): size of the payload's component along each law, over the norm of the leaves that the law combines."""
     along, total = _along(directions, combinations, variables, payload)
     return np.abs(along) / np.maximum(total, 1e-30)
 
@@ -197,7 +198,7 @@ def _violations(
 def _along(
     directions: tuple[tuple[str, int], ...], combinations: np.ndarray, variables: PyTree, payload: PyTree
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(laws,) each: the payload along each law, and the norm of the leaves that the law combines."""
+    """(laws,) each: the component of the payload along each law, and the norm of the leaves that the law combines."""
     weights, gradients = named_leaves(variables["params"]), named_leaves(payload)
     along, norms = np.zeros(len(directions)), np.zeros(len(directions))
     for k, (name, axis) in enumerate(directions):
@@ -230,7 +231,7 @@ def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Arr
 
 
 def _images(key: jax.Array, count: int, shape: tuple[int, ...], one_hot: bool = False) -> jax.Array:
-    """Noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side."""
+    """Images of noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side."""
     if one_hot:
         long = int(shape[1] >= shape[0])
         return codes_of(key, count, shape, long, jnp.arange(shape[long]))[1]
@@ -242,7 +243,7 @@ def _images(key: jax.Array, count: int, shape: tuple[int, ...], one_hot: bool = 
 
 
 def _other_weights(variables: PyTree, key: jax.Array) -> PyTree:
-    """Weights of the same sizes in another order: those of a network that never was this one.
+    """The weights in another order, each leaf times 0.7 to 1.4: those of a network that never was this one.
 
     NumPy draws the order, since compiling a shuffle for every shape of a network takes longer than all else here.
     """

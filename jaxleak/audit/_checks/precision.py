@@ -1,4 +1,4 @@
-"""What rounding leaves of equations: that of numbers sent in 16 bits, and that of weights from which a step is read."""
+"""How far rounding moves a gradient: rounding to 16 bits, or of weights whose difference is the update."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ class Precision(NamedTuple):
     name: str = "float32"
     unit: float = 0.0  # largest relative error of a number; 0 where the checks' own allowances cover it
     scale: float = 1.0  # what the numbers of the update are multiplied by to give the gradient that is checked
-    # Whether the update is read from weights before and after the client's steps, whose rounding to float32 is then in
-    # it, `scale` times as large.
+    # Whether the update is the difference of the weights before and after the client's steps. It then contains their
+    # rounding to float32, `scale` times as large.
     of_weights: bool = False
     # Step between the smallest numbers as they were sent; 0 stands for the format's own. A loss scale that was divided
     # out makes it smaller.
@@ -45,11 +45,11 @@ class Precision(NamedTuple):
         return error
 
     def of_entry(self, array: np.ndarray, weights: np.ndarray) -> float:
-        """As `error`, of a single entry of the array, in which nothing but the largest numbers counts."""
+        """A bound on the rounding error of any single entry of the array, from the largest numbers in both arrays."""
         return self._of_largest(weights) + self.unit * float(np.abs(array).max(initial=0.0))
 
     def step(self, weights: np.ndarray) -> float:
-        """How far apart the numbers near zero are, up to which a small entry of the gradient may arrive as zero."""
+        """How far apart the numbers near zero are; an entry of the gradient below this may arrive as zero."""
         return self._of_largest(weights) + (self._subnormal() if self.unit else 0.0)
 
     def _of_largest(self, weights: np.ndarray) -> float:
@@ -61,7 +61,7 @@ class Precision(NamedTuple):
         return (self.quantum or _smallest(FORMATS[self.name][0])) / 2 * self.scale
 
     def relative(self, array: np.ndarray, weights: np.ndarray | None) -> float:
-        """As `error`, over the array's norm."""
+        """The bound that `error` gives, over the array's norm."""
         return self.error(array, weights) / max(float(np.linalg.norm(array)), 1e-300)
 
     def rounded(self, tree: PyTree, weights: PyTree) -> PyTree:
@@ -98,15 +98,17 @@ FULL = Precision()
 def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | None = None) -> Precision:
     """The format of an update, recognised by its values, whatever the type in which they are stored.
 
-    A format counts by the bits of its fraction: a client that scales its loss by a power of two, as mixed precision in
-    float16 does, sends such numbers divided by the scale, out of the format's range. Mixed precision keeps gradients of
-    normalisation layers in float32, so that kernels decide where there are any. A difference of weights must be within
-    the format's range, since small steps of float32 have few bits, too.
+    A format is recognised by the bits of its fraction alone. A client may scale its loss by a power of two, as mixed
+    precision in float16 does. It then sends numbers of the format divided by the scale, which may be out of the
+    format's range. Mixed precision keeps gradients of normalisation layers in float32, so that kernels decide where
+    there are any. A difference of weights must also be within the format's range, since small steps of float32 have few
+    bits, too.
 
     Args:
         sent: the arrays as they were sent, of any shapes.
-        gradient: what became of them: the same numbers in units of a gradient.
-        per_weight: where the update is weights, or their difference: what a difference of weights was multiplied by.
+        gradient: the same numbers in units of a gradient.
+        per_weight: factor by which a difference of weights was multiplied; None unless the update is weights or their
+            difference.
     """
     arrays = [np.ascontiguousarray(array, np.float32) for array in sent]
     largest = max((float(np.abs(array).max()) for array in arrays if array.size), default=0.0)
@@ -124,10 +126,10 @@ def precision_of(sent: Iterable[Any], gradient: PyTree, *, per_weight: float | N
 
 
 def _is_of(array: np.ndarray, dtype: Any, *, in_range: bool) -> bool:
-    """Whether the fractions of all numbers have the bits of a format; with `in_range`, whether they are its numbers."""
+    """Whether the fractions of all numbers fit the bits of a format; with `in_range`, whether the numbers are in it."""
     if in_range:
         return bool((array.astype(dtype).astype(np.float32) == array).all())
-    beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that a fraction in float32 has besides
+    beyond = np.uint32(2 ** (23 - ml_dtypes.finfo(dtype).nmant) - 1)  # bits that only a fraction in float32 has
     return not (array.view(np.uint32) & beyond).any()
 
 
@@ -137,7 +139,7 @@ def _smallest(dtype: Any) -> float:
 
 
 def _lowest_bit(arrays: list[np.ndarray]) -> float:
-    """The largest power of two that all numbers are multiples of."""
+    """The largest power of two of which all numbers are multiples."""
     numbers = np.concatenate([np.abs(array[array != 0]) for array in arrays]).astype(np.float64)
     fraction, exponent = np.frexp(numbers)
     whole = (fraction * 2.0**24).astype(np.int64)

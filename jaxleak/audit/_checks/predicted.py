@@ -1,6 +1,7 @@
 """What the head's weights predict of its gradient: the equations of one sample, and whole numbers of labels.
 
-They take the softmax of the features that the gradient itself shows, and so the weights at which the client began.
+Both take the softmax that the head's weights give for features which the gradient itself shows. They therefore need the
+weights at which the client began.
 """
 
 import functools
@@ -22,17 +23,18 @@ from jaxleak.audit._checks.finding import (
 from jaxleak.audit._checks.head import Head
 
 COUNTS, ONE_SAMPLE = "whole numbers of labels", "one sample's equations"
-#: Relative misfit of the equations of one sample.
+#: Relative misfit up to which the equations of one sample hold.
 _ONE_SAMPLE_BELOW = 2e-3
-#: Distance of the factor in the equations of one sample from 1; float32 leaves 2e-6, and products in TF32 5e-4.
+#: How far the factor in the equations of one sample may be from 1; float32 leaves 2e-6, and products in TF32 5e-4.
 _FACTOR_BELOW = 1e-3
-#: How far outside of 0 to n the label counts of n samples may be, over n, and 1 in any case; right ones were 0.025.
+#: How far outside of 0 to n the label counts of n samples may be, as a share of n, but at least 1. Right counts were
+#: outside by a share of up to 0.025.
 _OUTSIDE = 0.125
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 
 
 def _predicted(head: Head) -> np.ndarray | None:
-    """The softmax (C,) that the head gives the features dW db / |db|^2, or None if db is missing or zero."""
+    """The softmax (C,) of the head's outputs for the features dW db / |db|^2; None if db is missing or zero."""
     db = head.bias_gradient
     if db is None or not (square := db @ db):
         return None
@@ -41,7 +43,7 @@ def _predicted(head: Head) -> np.ndarray | None:
 
 
 def check_one_sample(head: Head, norm: float | None = None) -> Finding:
-    """The features of one sample are dW db / |db|^2; the head's weights turn them into the softmax that db contains."""
+    """Check one sample: the head's weights must turn its features dW db / |db|^2 into the softmax that db contains."""
     name = ONE_SAMPLE
     fit = _fit_of_one_sample(head)
     if fit is None:
@@ -64,7 +66,7 @@ def check_one_sample(head: Head, norm: float | None = None) -> Finding:
         if head.kernel.shape[1] == 2:  # the bias gradient has one direction then, whatever the weights and the loss are
             cause, of_factor = f"weights of another round or model, or {cause}", ("--weights", *of_factor)
         backwards = _fit_of_one_sample(head, -1)
-        # Two classes leave no misfit in either sign, and then the factor alone tells which one is right.
+        # Two classes leave no misfit for either sign. Then the factor alone tells which sign is right.
         if backwards is not None and _fits(backwards, rounding):
             cause, of_factor = f"{REVERSED}; or {cause}", (TURN, *of_factor)
             evidence += f"; with its sign reversed it is {backwards[1]:.4g}"
@@ -73,7 +75,7 @@ def check_one_sample(head: Head, norm: float | None = None) -> Finding:
 
 
 def _factor(scale: float, norm: float | None, *, of_weights: bool) -> Mended:
-    """What makes the update of one sample a multiple of its gradient, and the options for that, the likelier first."""
+    """The causes that make an update a multiple of one sample's gradient, and their options, the likeliest first."""
     likely: list[Mended] = [
         ("another loss, such as focal loss or one with class weights or label smoothing", (LOSS_OTHER,))
     ]
@@ -89,7 +91,7 @@ def _factor(scale: float, norm: float | None, *, of_weights: bool) -> Mended:
 
 
 def shows_sign(head: Head) -> bool:
-    """Whether the equations of one sample hold, and do not hold with the sign of the gradient reversed."""
+    """Whether the equations of one sample hold for the gradient, but not for the gradient with its sign reversed."""
     here, backwards = (_fit_of_one_sample(head, sign) for sign in (1, -1))
     rounding = _rounding_of_one_sample(head)
     return here is not None and _fits(here, rounding) and (backwards is None or not _fits(backwards, rounding))
@@ -101,12 +103,12 @@ def _fits(fit: tuple[float, float], rounding: float) -> bool:
 
 
 def _rounding_of_one_sample(head: Head) -> float:
-    """What rounding leaves: the equations divide by what was rounded, and the head's weights multiply the error."""
+    """What rounding may leave: the equations divide by rounded numbers, and the head's weights multiply the error."""
     return 10 * head.rounding + head.of_softmax
 
 
 def _fit_of_one_sample(head: Head, sign: int = 1) -> tuple[float, float] | None:
-    """The relative misfit of the bias gradient, or of its reverse, and the factor to what its features predict."""
+    """How far `sign` times the bias gradient is from a multiple of its prediction, relative to it, and the factor."""
     p = _predicted(head)
     if head.bias_gradient is None or p is None:
         return None
@@ -119,7 +121,7 @@ def _fit_of_one_sample(head: Head, sign: int = 1) -> tuple[float, float] | None:
 
 
 def check_counts(head: Head, samples: int) -> Finding:
-    """n_c = n (mean p_c - db_c), with p of the mean features in the place of the mean p: nearly whole numbers."""
+    """Check that n_c = n (mean p_c - db_c) are nearly whole numbers, with the p of mean features for the mean p."""
     name = COUNTS
     db, p = head.bias_gradient, _predicted(head)
     if db is None or p is None:
@@ -151,7 +153,7 @@ def check_counts(head: Head, samples: int) -> Finding:
 
 
 def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
-    """Counts of many samples are no whole numbers, and lie between 0 and n but for what the mean features leave."""
+    """Check that counts of many samples, which need not be whole, lie in 0 to n up to the mean features' error."""
     evidence = (
         f"{samples} samples are too many for the mean features to give whole numbers. The label counts that they give "
         f"with the bias gradient are {counts.min():.2f} to {counts.max():.2f}"
@@ -170,7 +172,7 @@ def _range_of_counts(counts: np.ndarray, samples: int) -> Finding:
 
 
 def _counts_error(p: np.ndarray, samples: int, gradient: np.ndarray) -> float:
-    """How far the label counts of a bias gradient are from whole numbers >= 0, at most, with mean outputs p (C,)."""
+    """The largest distance of a bias gradient's label counts from whole numbers >= 0, given mean outputs p (C,)."""
     counts = samples * (p - gradient)
     return float(np.abs(counts - np.maximum(np.round(counts), 0)).max())
 

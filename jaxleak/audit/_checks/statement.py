@@ -12,9 +12,9 @@ from jaxleak.audit._checks.precision import Precision
 from jaxleak.defenses import Defense, PayloadEncoding
 from jaxleak.defenses.mechanisms import AdamStep, Clipped, GaussianNoise, LaplaceNoise, Noise
 
-#: What rounding may add to a norm, and to the distance of two values that are equal, relative to the largest.
+#: What rounding may add to a norm, relative to it, and to the distance of equal values, relative to the largest value.
 _NORM, _EQUAL = 0.01, 1e-6
-#: Share of an array's entries that may be zero behind noise on every entry, which is then small and was rounded.
+#: Share of an array's entries that rounding may leave at zero although noise was added to every entry.
 _ZERO_SHARE = 0.01
 #: Size of the stated noise, relative to an array, from which on the array must show it.
 _NOISE_MATTERS = 0.01
@@ -23,14 +23,14 @@ _NOISE_MATTERS = 0.01
 def check_statement(
     defense: Defense | None, payload: PyTree, variables: PyTree, precision: Precision, *, samples: int = 1
 ) -> list[Finding]:
-    """Findings on what the stated defense allows: norm, values, number of entries, noise everywhere, a step's length.
+    """Findings on whether the stated defense allows the norm, values, number of entries, noise and step of an update.
 
     Args:
-        defense: as it is stated, or None for one that is not known, of which nothing can be checked.
+        defense: as it is stated; None if it is not known, so that nothing can be checked.
         payload: the update, a tree like `variables["params"]`, in units of a gradient of the mean loss.
         variables: the weights at which the client began.
-        precision: in which the update was sent.
-        samples: n >= 1 that a sum of noise is divided by.
+        precision: format in which the update was sent.
+        samples: n >= 1, by which noise that was added to a sum is divided.
     """
     if defense is None:
         return []
@@ -55,7 +55,7 @@ def check_statement(
 
 
 def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Finding:
-    """Noise of n entries has a norm of about sqrt(n) deviations, and part of it may point along the update."""
+    """Check the norm: noise on n entries has a norm of about sqrt(n) deviations, and may point along the update."""
     entries = np.concatenate([leaf.ravel() for leaf in leaves.values()])
     norm = float(np.linalg.norm(entries))
     along, across = clip + DEVIATIONS * deviation, (np.sqrt(entries.size) + DEVIATIONS) * deviation
@@ -72,9 +72,9 @@ def _norm(leaves: dict[str, np.ndarray], clip: float, deviation: float) -> Findi
 def _untouched(
     leaves: dict[str, np.ndarray], steps: dict[str, float], noise: Noise | None, samples: int
 ) -> list[Finding]:
-    """Continuous noise leaves no entry at zero, and rounding few where the noise is far larger than its steps.
+    """Check for entries at zero: continuous noise leaves none there, and rounding few if its steps are far smaller.
 
-    Clients that only clip state noise that is too small to matter, and it is not looked for.
+    Clients that only clip state noise that is too small to matter. Such noise is not looked for.
     """
     if not isinstance(noise, GaussianNoise | LaplaceNoise):
         return []
@@ -96,7 +96,7 @@ def _untouched(
 def _values(
     leaves: dict[str, np.ndarray], weights: dict[str, np.ndarray], bits: float, precision: Precision
 ) -> Finding:
-    """Suspicious and no more, since clients may round in another way, such as every row of a tensor on its own grid."""
+    """Check the stated bits; the finding is suspicious at most, as clients may round every row on its own grid."""
     counts = {name: _different(leaf, precision.of_entry(leaf, weights[name])) for name, leaf in leaves.items()}
     name = max(counts, key=lambda name: (counts[name], name))
     evidence = f"{name} has {counts[name]} different values; the stated number of bits, {bits:g}, allows {2**bits:g}."
@@ -107,16 +107,16 @@ def _values(
 
 
 def _different(leaf: np.ndarray, error: float) -> int:
-    """How many values there are that rounding does not explain as one."""
+    """How many different values there are; values that differ by no more than rounding are one."""
     values = np.sort(leaf.ravel())
     return 1 + int((np.diff(values) > 2 * error + _EQUAL * np.abs(values).max(initial=0.0)).sum())
 
 
 def _sent(leaves: dict[str, np.ndarray], share: float) -> Finding:
-    """Suspicious and no more, since clients may send small tensors whole."""
+    """Check the share that arrived; the finding is suspicious at most, as clients may send small tensors whole."""
     sizes = np.concatenate([np.abs(leaf).ravel() for leaf in leaves.values()])
     sent = sizes[sizes > 0]
-    # All entries that tie with the smallest one are sent, and tensor by tensor every share is rounded up.
+    # All entries that tie with the smallest one are sent, and the share is rounded up in every tensor.
     larger = int((sent > sent.min(initial=np.inf)).sum())
     most = _magnitudes.share_count(sizes.size, 100 * share) + len(leaves) if share > 0 else 0
     evidence = f"{len(sent)} of {sizes.size} entries arrived; at the stated strength {share:.3g} of them are sent."

@@ -1,4 +1,4 @@
-"""The check of the conservation laws, and which mistake restores them where they are broken."""
+"""The check of the conservation laws, and which mistake explains laws that are broken."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ from jaxleak.protocols import ClientShare
 
 #: Name of the finding on the network's symmetries.
 SYMMETRIES = "symmetries of the network"
-#: A leaf whose gradient vanishes in theory and has more than this share of the norm was computed in another way.
+#: A leaf whose gradient vanishes in theory was computed in another way if it has more than this share of the norm.
 _VANISHES_BELOW = 1e-4
-#: Multiple of a law's tolerance up to which images unlike the simulated ones may explain it: flat ones, whose variance
-#: is near the epsilon of a normalisation, gave 2.7 for a right update; weights a hundredth off give a hundred.
+#: Multiple of a law's tolerance up to which images unlike the simulated ones may explain a violation: flat images, with
+#: a variance near the epsilon of a normalisation, gave 2.7 for a right update. Weights a hundredth off give a hundred.
 _FAILED_ABOVE = 10.0
 #: The option for layers that normalise in different modes.
 _LAYERS = "eval_layers, the names of those in evaluation mode, as capture.save records them of a PyTorch module"
@@ -50,11 +50,11 @@ def check_symmetries(
 
     Args:
         share: what the client computes, as is claimed.
-        variables: at which it did.
+        variables: the weights at which it did.
         payload: the update, in units of a gradient.
         batch_size: B of each local step.
         key: random key of simulated images.
-        precision: in which the payload was sent.
+        precision: format in which the payload was sent.
     """
     laws = find_laws(share, variables, batch_size, key, precision)
     broken = against(laws, variables, payload)
@@ -100,14 +100,14 @@ def seems_one_hot(payload: PyTree, image_shape: tuple[int, ...]) -> bool:
 def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision = FULL) -> Finding:
     """Whether the leaves that vanish in front of batch statistics are large, or no more than rounding.
 
-    Where some are and others are not, the layers normalised in different modes.
+    If some of them are large and others are not, the layers normalised in different modes.
 
     Args:
-        laws: the client's, in the mode that is stated.
+        laws: the laws of the client in the mode that is stated.
         payload: the update.
         nothing: leaves that vanish in training mode.
-        precision: in which the payload was sent. A client that sends 16 bits may have summed numbers of 16 bits, which
-            leaves more than nothing.
+        precision: format in which the payload was sent. A client that sends 16 bits may have summed numbers of 16 bits,
+            so that more than zero is left.
     """
     name, share = "mode of batch normalisation", laws.share
     shares = shares_of_norm(payload)
@@ -169,7 +169,7 @@ def _cause(
 def _not_trained(
     laws: Laws, variables: PyTree, payload: PyTree, batch_size: int, key: jax.Array, precision: Precision
 ) -> list[str]:
-    """The layers in which the update is zero, if all laws hold of a network in which they are constants."""
+    """The layers in which the update is zero, if all laws hold for the network with these layers as constants."""
     layers = zero_layers(named_leaves(payload))
     if not layers:
         return []
@@ -189,7 +189,7 @@ def _without_decay(share: ClientShare, decay: float, precision: Precision) -> tu
 
 
 def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | None:
-    """The multiple of the weights that, taken off, mends all laws; None if there is none."""
+    """The multiple of the weights whose subtraction from the update mends all laws; None if there is none."""
     params = variables["params"]
 
     def worst(decay: float) -> float:
@@ -198,7 +198,7 @@ def _weight_decay(laws: Laws, variables: PyTree, payload: PyTree) -> float | Non
     # The slopes are linear in the decay, and zero without it.
     slopes, unit = (slopes_along(laws, variables, tree) for tree in (payload, params))
     guess = float(slopes @ unit) / max(float(unit @ unit), 1e-300)
-    # A round one first. A single law is mended by some decay whatever broke it, but hardly by a round one.
+    # Round numbers are tried first. Some decay mends a single law, whatever broke it, but hardly a round one does.
     candidates = [float(f"{guess:.{digits}g}") for digits in ((1, 3, 6) if len(unit) > 1 else (1,))]
     return next((decay for decay in candidates if decay > 0 and worst(decay) <= 1), None)
 
@@ -211,19 +211,19 @@ def in_other_mode(share: ClientShare, variables: PyTree) -> ClientShare | None:
 
 
 def normalised_as(share: ClientShare) -> Mended:
-    """Cause and option of an update that is the one of this client, which differs from the stated one in its mode."""
+    """Cause and option for an update of this client, which differs from the stated client in its mode."""
     return f'the client normalised in mode "{share.batch_norm}"', (f"--batch-norm {share.batch_norm}",)
 
 
 def stored_as(leaf: str, layout: str) -> Mended:
-    """Cause and option of an update that is right but for the order of one leaf, as `other_layouts` describes it."""
+    """Cause and option for an update that is right but for the order of one leaf, as `other_layouts` describes it."""
     return f"the update's {leaf} is stored in another layout: {layout}", ("--update",)
 
 
 def other_layouts(params: PyTree, payload: PyTree) -> Iterator[tuple[str, str, PyTree]]:
-    """The payload with one leaf in another order, behind the leaf's name and a description of the order.
+    """Tuples of a leaf's name, a description of another order of the leaf, and the payload with this order.
 
-    Two equal axes are exchanged, or channels are counted before positions and not after.
+    Two equal axes are exchanged, or channels are counted before positions instead of after them, or vice versa.
     """
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()}
     treedef = jax.tree.structure(payload)

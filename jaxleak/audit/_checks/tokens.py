@@ -1,4 +1,4 @@
-"""Tokens that an update names: a matrix behind one-hot codes has a gradient in the rows of the tokens alone."""
+"""Tokens that an update names: a matrix that reads one-hot codes has a gradient only in the rows of the tokens."""
 
 from typing import NamedTuple
 
@@ -13,24 +13,24 @@ from jaxleak.protocols import ClientShare
 
 #: How many numbers of tokens a sentence lists.
 _LISTED = 20
-#: How many times as many tokens there are as places in a sample, at the least: an image has no such sides.
+#: There must be at least this many times as many tokens as places in a sample, since images hardly have such sides.
 _TIMES_LENGTH = 2
-#: How many simulated clients must show their tokens.
+#: How many simulated clients are tried, all of which must show their tokens.
 _TRIALS = 4
-#: How near to 0 or 1 an answer's entries are if it may be one-hot codes.
+#: How near to 0 or 1 all entries of an answer must be if it may be one-hot codes.
 _NEAR = 0.25
 
 
 class Tokens(NamedTuple):
-    """What an update tells of the tokens of its batch."""
+    """The tokens that an update names."""
 
-    leaf: str  # the matrix whose rows tell it
+    leaf: str  # the matrix whose rows name the tokens
     numbers: np.ndarray  # the tokens of the batch, in order
-    known: int  # how many tokens there are
-    momentum: bool = False  # whether the client states one
+    known: int  # how many tokens the codes distinguish
+    momentum: bool = False  # whether the client states a momentum
 
     def __str__(self) -> str:
-        """A sentence, with what it rests on."""
+        """A sentence with the tokens and the conditions of the claim."""
         listed = ", ".join(map(str, self.numbers[:_LISTED]))
         listed += f" and {len(self.numbers) - _LISTED} more" if len(self.numbers) > _LISTED else ""
         count = f"{len(self.numbers)} of {self.known} tokens"
@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 
 
 def of_this_batch(*, momentum: bool) -> str:
-    """What an update must be if it is to name what is in the batch, where a client states a momentum or none."""
+    """The condition under which an update names what is in the batch; it depends on whether a momentum is stated."""
     without = (
         "without weight decay, and its momentum begins at zero" if momentum else "without momentum and weight decay"
     )
@@ -50,13 +50,14 @@ def of_this_batch(*, momentum: bool) -> str:
 
 
 def tokens_of(share: ClientShare, variables: PyTree, payload: PyTree, samples: int, key: jax.Array) -> Tokens | None:
-    """The tokens of the batch; None where no matrix has rows of zeros, or its rows do not tell one-hot codes.
+    """The tokens of the batch; None where no matrix has rows of zeros, or where its rows do not show tokens.
 
-    That they do is tried on simulated clients: the rows that are not zero must be exactly those of the tokens drawn.
+    Simulated clients test whether rows show tokens: the rows that are not zero must be exactly those of the tokens
+    drawn.
 
     Args:
         share: what the client computes.
-        variables: at which it did.
+        variables: the weights at which it did.
         payload: the update, in units of a gradient, without a defense.
         samples: number of samples of all local steps and clients.
         key: random key of the simulated tokens.
@@ -86,7 +87,7 @@ def are_codes(x: np.ndarray) -> bool:
 def codes_of(
     key: jax.Array, samples: int, shape: tuple[int, ...], axis: int, some: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Random tokens out of `some` (count,) in every place of a sample, and their one-hot codes (samples, *shape).
+    """Random tokens out of `some` (count,) for every place of each sample, and their one-hot codes (samples, *shape).
 
     `axis` is the side of a sample, 0 or 1, along which the codes lie.
     """
@@ -102,7 +103,7 @@ def used_rows(leaf: jax.Array | np.ndarray, side: int) -> np.ndarray:
 def _told(
     share: ClientShare, variables: PyTree, samples: int, name: str, side: int, sizes: tuple[int, int], key: jax.Array
 ) -> bool:
-    """Whether the rows of a matrix show the tokens of a simulated client; `sizes` are the axis and how many to draw."""
+    """Whether the rows of a matrix show a simulated client's tokens; `sizes` are the axis and how many to draw."""
     drawn, payload = _simulated(share, samples, *sizes, variables, key)
     return bool((used_rows(named_leaves(payload)[name], side) == np.asarray(drawn)).all())
 

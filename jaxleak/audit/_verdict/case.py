@@ -1,4 +1,4 @@
-"""One audited update, and how nearly an answer explains it."""
+"""One audited update, and how well an answer explains it."""
 
 import functools
 import math
@@ -27,8 +27,9 @@ from jaxleak.protocols import ClientShare
 
 #: Called as `(attack, iterations done, of how many, note)`.
 Show = Callable[[str, int, int, str], None]
-#: The cosine distance that a certificate takes where a gradient is known between bounds. The nearest gradient between
-#: them is nearer than the gradient itself: at a rate of 1e-5 two starts agreed on a wrong image at 0.0069.
+#: The cosine distance that a certificate requires where only bounds of the gradient are known. It is measured to the
+#: nearest gradient within the bounds, so that it comes out too small: at a learning rate of 1e-5, two starts agreed on
+#: a wrong image at 0.0069.
 WITHIN_BOUNDS_BELOW = 0.001
 
 
@@ -46,18 +47,18 @@ class Case(NamedTuple):
     """One audited update."""
 
     share: ClientShare
-    observation: Observation  # params and payload; where these two show a label without a head, that label as well
+    observation: Observation  # params and payload, and the label where these two show one without a head
     samples: int  # number of samples of all local steps and clients
     store: Store
     key: jax.Array
     show: Show
-    defended: bool = False  # whether the client has changed its update in a way that equations do not survive
-    defense: Defense | None = None  # how, where that is known
+    defended: bool = False  # whether the client has changed its update, which breaks exact equations
+    defense: Defense | None = None  # the defense by which it did so, where that is known
     loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
     loss_shown: bool = False  # whether equations of the only sample have shown that the loss is the cross-entropy
     precision: Precision = FULL  # the format in which the update was sent
-    unknowns: int = 0  # how many numbers besides the pixels an answer leaves open, by which an unknown loss enters
-    contradicted: str = ""  # what of the update contradicts the client's statement, in a sentence
+    unknowns: int = 0  # how many numbers an answer leaves open besides the pixels: those of an unknown loss
+    contradicted: str = ""  # what in the update contradicts the client's statement, in a sentence
 
     @property
     def received(self) -> Received:
@@ -93,15 +94,15 @@ def misfit_of(case: Case, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def graded(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
-    """An answer with its misfit: x (B, H, W, channels), kept in [0, 1], and labels y (B,)."""
+    """An answer with its misfit, from images x (B, H, W, channels), clipped to [0, 1], and labels y (B,)."""
     return graded_inputs(case, name, np.clip(np.asarray(x), 0, 1), y, **fields)
 
 
 def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields: Any) -> Answer:
-    """As `graded`, of inputs in whatever range equations gave them."""
+    """An answer with its misfit as in `graded`, but with inputs in whatever range equations gave them."""
     x, seen = np.asarray(x, np.float32), case.observation
     relative, cosine = misfits(case.received, seen, jnp.asarray(x), jnp.asarray(y))
-    # Fewer equations than unknowns leave the rest to the prior, on which independent starts agree.
+    # With fewer equations than unknowns, the prior decides the rest, and independent starts agree on what it prefers.
     held = case.held
     determined = held.entries >= x.size + case.unknowns and held.passed >= x.size
     if case.received.undone is not None:
@@ -113,7 +114,7 @@ def graded_inputs(case: Case, name: str, x: np.ndarray, y: np.ndarray, **fields:
 
 
 def rounding_of(case: Case) -> float:
-    """What rounding may have changed in the update, relative to it; infinite where that is not known."""
+    """The most that rounding may have changed in the update, relative to its norm; infinite where it is not known."""
     seen = case.observation
     payload, weights = named_leaves(seen.payload), named_leaves(seen.params["params"])
     if case.precision.of_weights and payload.keys() - weights.keys():

@@ -1,4 +1,4 @@
-"""Labels where the update has no gradient of a plain last dense layer's bias: of one sample, and why no others."""
+"""The label of one sample where the update has no bias gradient of a plain last dense layer, or why none is read."""
 
 import jax.numpy as jnp
 
@@ -7,7 +7,7 @@ from jaxleak.audit._checks.head import head_of
 from jaxleak.audit._checks.labels import Labels, label_of_rows
 from jaxleak.audit._verdict.case import Case
 
-#: Why no label is claimed where labels cannot be examined.
+#: Why no label is claimed where no last dense layer shows labels.
 _NO_HEAD = "No label is claimed: the update has no gradient of the last dense layer, from which labels are read."
 _NOT_ALONE = (
     "No label is claimed: something follows the last dense layer or is added to it, so that labels are not read from "
@@ -20,7 +20,7 @@ _IN_PART = (
 
 
 def with_read_label(case: Case) -> tuple[Case, list[str]]:
-    """The case with a label among what attacks see, if the update shows it without a plain head, and a sentence on it.
+    """The case, with the label that the update shows without a plain head among what attacks see, and a sentence on it.
 
     The label is the attacker's own: nothing but the update and the weights is read.
     """
@@ -39,7 +39,7 @@ def with_read_label(case: Case) -> tuple[Case, list[str]]:
 
 
 def labels_without_head(case: Case) -> Labels:
-    """What rows of classes prove of one sample, or why no label is claimed.
+    """The label of one sample that rows of classes prove, or why no label is claimed.
 
     Args:
         case: an audited update that has no gradient of a plain last dense layer's bias.
@@ -53,7 +53,7 @@ def labels_without_head(case: Case) -> Labels:
 
 
 def of_one_sample(case: Case) -> bool:
-    """Whether the update is one sample's exact gradient, of classes among which rows tell the label."""
+    """Whether the update is one sample's exact gradient, with more than two classes, so that rows tell the label."""
     single = case.samples == 1 and case.share.total_steps == 1
     return single and not case.defended and case.share.model.num_classes > 2
 

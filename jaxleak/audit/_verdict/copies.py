@@ -1,4 +1,4 @@
-"""Copies of an answer, in other tones or turned, whose update may be the same: no search near the answer meets them."""
+"""Copies of an answer, in other tones or turned, that may have the same update; searches near it do not find them."""
 
 from collections.abc import Callable
 
@@ -9,31 +9,32 @@ from jaxleak.audit._verdict.case import Case
 from jaxleak.audit._verdict.questions import comparing, one_by_one
 from jaxleak.audit._verdict.verdict import AGREE_ABOVE, Answer
 
-#: How much of an image, or of its contrast, is left where its tones are asked for. A tenth less would change the update
-#: of one image among many by as little as a search leaves.
+#: The factor by which brightness or contrast is reduced for a copy in other tones. A tenth less would change the update
+#: of one image among many by as little as a search leaves unexplained.
 _DIMMED = 0.5
-#: The least change of a pixel that makes other tones of an image.
+#: The least change of a pixel from which on a copy counts as one in other tones.
 _ROOM = 0.1
 
 
 def toned_images(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
-    """(B,) bool: of the images that are asked for, those whose update is explained as well in other tones.
+    """(B,) bool: the images among `asked` that explain the update as well in other tones.
 
-    In a network of ReLUs without biases, half an image and twice the derivatives of its loss have the same gradient. If
-    statistics normalise what comes first, half an image has the same outputs; of batch statistics, the whole batch.
-    Where an image's mean is taken off first, or that of a channel, it tells neither brightness nor balance of colours.
+    In a network of ReLUs without biases, an image of half the brightness has the same gradient if the derivatives of
+    its loss are doubled. If a normalisation by statistics comes first, such an image has the same outputs; with batch
+    statistics, this takes the whole batch at half the brightness. If the network first subtracts the mean of an image
+    or of a channel, the update tells neither the brightness nor the balance of colours.
     """
     return _explained_copies(case, answer, asked, _tones(answer.x), lambda copies: _moved(answer.x, copies))
 
 
 def turned_images(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
-    """(B,) bool: of the images that are asked for, those that another image explains as well when it is turned.
+    """(B,) bool: the images among `asked` in whose place a turned copy explains the update as well.
 
-    Turned are mirror images, rotations, negatives, and images with their channels in reverse order.
+    Turned copies are mirror images, rotations, negatives, and images with their channels in reverse order.
     """
 
     def another(copies: np.ndarray) -> np.ndarray:
-        # Between an image and its mirror image lie blends of both, which are alike to their own mirror images.
+        # An answer may be a blend of an image and its mirror image, which resembles its own mirror image.
         return similarity(np.clip(copies, 0, 1), np.clip(answer.x, 0, 1)) < AGREE_ABOVE
 
     return _explained_copies(case, answer, asked, _turns(answer.x), another)

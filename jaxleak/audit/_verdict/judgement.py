@@ -1,4 +1,4 @@
-"""From what checks and attacks found to a verdict."""
+"""Reaches a verdict from what checks and attacks found."""
 
 import itertools
 from typing import Any
@@ -36,35 +36,36 @@ from jaxleak.audit._verdict.warnings import (
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 from jaxleak.models import Classifier
 
-#: What stands first where the truth has images that no certificate has; the verdict is reached without it.
+#: First reason where the truth shows that uncertified images are the client's. The verdict ignores the truth.
 _RECOGNISED = (
     "The truth says otherwise: {} of the {} {} that the best attack found are the client's ({} above {:g}). The "
     "verdict is that of an attacker, who has no truth and no certificate for them."
 )
-#: What stands first where the truth contradicts a certificate, and the SSIM up to which it does.
+#: First reason where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
     "The truth contradicts a certificate. Images that are certified and are not the client's: {} of {}. The lowest "
     "{} of one to the truth is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
-#: The same for rows of tables, which are alike by 1 minus their largest difference.
+#: The same limit for rows of tables, in 1 minus their largest difference.
 _WRONG_ROW = 0.9
-#: The similarity from which on a row is the client's: within 0.1, the means of skewed columns are near many rows.
+#: Similarity above which a row counts as the client's. The means of skewed columns are within 0.1 of many rows.
 _RIGHT_ROW = 0.99
-#: The same of images that are the solution of equations, and how far a pixel may be off by rounding.
+#: First reason where the truth differs from the solution of equations, and how far rounding may move a pixel.
 _NOT_THE_SOLUTION = (
     "The truth is not the solution of the equations: {} of {} images differ by up to {:.2f} in a pixel (lowest {} "
     "{:.2f}). Either the equations amplify rounding, or the truth is not that of this update."
 )
 _OFF = 0.1
-#: The same of an update that these images with all proven labels do not have, and its least misfit.
+#: First reason where the true images with the proven labels have another update.
 _ANOTHER_UPDATE = (
     "The truth is hardly that of this update, or the loss is not as stated: its images, with the labels that are "
     "proven, have an update that is {:.0%} off."
 )
+#: Least misfit that counts as another update, and the most images for which all orders of labels are tried.
 _FAR, _ORDERS_OF = 0.25, 4
-#: Similarity of the images of two attacks below which they are not one image. Of the stored audits with a right
-#: certificate, peeling and FedLeak are alike to 0.98.
+#: Similarity below which the images of two attacks are different images. In the stored audits with a right certificate,
+#: the images of peeling and FedLeak are alike to 0.98.
 _ONE_IMAGE = 0.8
 _TWO_IMAGES = (
     "Peeling and {} end at different images (their similarity is {:.2f}), and both have the update, so that neither is "
@@ -72,7 +73,7 @@ _TWO_IMAGES = (
 )
 #: Why no label is claimed where a layer's gradient is explained and the update as a whole is not.
 _NOT_AS_STATED = "No label is claimed: the update as a whole is not that of the stated client."
-#: Why no finding is claimed of a client with a defense.
+#: Why no finding is claimed if the client has a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.
 _NO_LABELS = "No label is claimed: the loss is stated to be no cross-entropy, and only of that do signs prove labels."
@@ -90,18 +91,18 @@ def judged(
     known_options: tuple[str, ...] = (),
     tokens: Tokens | None = None,
 ) -> Verdict:
-    """The verdict, which the truth has no part in, and the scores against the truth.
+    """The verdict, which does not use the truth, together with scores against the truth.
 
     Args:
         case: the audited update.
         findings: what the checks found.
-        labels: what the update proves of labels.
+        labels: the labels that the update proves.
         answers: what the attacks found.
         said: why attacks were not tried or ended, in sentences.
         threat: what the attacker is granted, in a sentence.
         truth: the client's images and labels, where they are given.
-        known_options: options that the client states, which no finding need advise.
-        tokens: what the update tells of tokens, if it does.
+        known_options: options that the client has stated already, so that no finding advises them.
+        tokens: the tokens that the update names, or None.
     """
     answers = _apart(answers)
     best = best_of(answers)
@@ -120,7 +121,7 @@ def judged(
         labels = Labels.none(case.share.model.num_classes)._replace(withheld=_NOT_AS_STATED)
     findings = [finding.without(known_options) for finding in findings + less_noise(answers) + out_of_range(best)]
     if best is not None and best.shown.any() and not are_codes(best.x[best.shown]):
-        tokens = None  # the certified inputs refute its condition
+        tokens = None  # the certified inputs are no one-hot codes
     attacked = ended(answers, case.loss_known)
     outcome, reasons = decide(
         findings, labels, best, tried, said, attacked=attacked, stated=conditions(case), tokens=tokens
@@ -130,7 +131,7 @@ def judged(
     if best is not None and not best.shown.any():
         reasons = (*recognised_by_truth(best, numbers), *reasons)
     wrong = contradicted_by_truth(best, numbers, ordered)
-    if truth is not None and truth[1] is None:  # labels that are given have been compared before
+    if truth is not None and truth[1] is None:  # with labels, a check has compared the truth before
         wrong = wrong or _of_another_update(case, best, labels, ordered)
     if wrong:
         reasons = (wrong, *reasons)
@@ -151,9 +152,9 @@ def judged(
 
 
 def _apart(answers: list[Answer]) -> list[Answer]:
-    """The answers, of which peeling and a search have no certificate where they end at two images of one update.
+    """The answers, without certificates for peeling and a search that match the update by different images.
 
-    Starts of one search may all stop at the edge of what the update tells, as behind saturated units.
+    Starts of one search may all stop where the update no longer determines the image, as behind saturated units.
     """
     found = [a for a in answers if len(a.x) == 1 and a.matched and a.finished and not a.solved and not a.fitted]
     for peeled in (a for a in found if a.kind == PEELED):
@@ -167,7 +168,7 @@ def _apart(answers: list[Answer]) -> list[Answer]:
 
 
 def recognised_by_truth(best: Answer, numbers: dict[str, Any]) -> tuple[str, ...]:
-    """What must stand first where no image is certified, and the truth shows that the best attack has some of them.
+    """The first reason where no image is certified, but the truth shows that the best attack found some of them.
 
     Args:
         best: the answer that `best_of` chose.
@@ -181,11 +182,11 @@ def recognised_by_truth(best: Answer, numbers: dict[str, Any]) -> tuple[str, ...
 
 
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:
-    """What must stand first where the truth has another image than a certificate; nothing if it has not.
+    """The first reason where the truth contradicts a certified image; empty if it contradicts none.
 
-    An answer in another unit than that of the truth, as of images that were normalised, cannot be compared, nor can an
-    image whose tones are said to be open. A copy of another certified image is one of the client's; `copied` warns
-    of it. Equations have an exact solution: however alike another image is, it is told, as rounding or a wrong truth.
+    An answer in another unit than the truth, such as normalised images, cannot be compared. Nor can an image whose
+    tones the update leaves open. A second copy of one of the client's images is no contradiction; `copied` warns of it.
+    Equations have an exact solution, so that even a similar image is reported: as rounding or as a wrong truth.
 
     Args:
         best: the answer that `best_of` chose, or None.
@@ -210,14 +211,14 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
 
 
 def _of_another_update(case: Case, best: Answer | None, labels: Labels, images: np.ndarray | None) -> str:
-    """What must stand first where images that came without labels have another update by all labels that are proven.
+    """The first reason where the truth has no labels, and its images with the proven labels have another update.
 
-    Nothing tells which label is whose, so that every order of a few is tried.
+    Nothing tells which label belongs to which image. All orders are therefore tried, if there are few images.
 
     Args:
         case: the audited update.
         best: the answer that `best_of` chose, or None.
-        labels: what the update proves of labels.
+        labels: the labels that the update proves.
         images: (B, H, W, channels) images of the truth in the order of the answer, or None.
     """
     if best is None or images is None or case.defended or case.share.total_steps > 1:
@@ -231,7 +232,7 @@ def _of_another_update(case: Case, best: Answer | None, labels: Labels, images: 
 
 
 def _too_little(case: Case, best: Answer | None) -> list[str]:
-    """Why nothing certifies images of which an update says less than they hold."""
+    """Why no image can be certified, where the update has fewer numbers than the images have pixels."""
     if best is None or best.determined:
         return []
     held, pixels = case.held, best.x.size
@@ -255,7 +256,7 @@ def inconsistent(findings: list[Finding], model: Classifier, threat: str) -> Ver
 
 
 def proven_labels(case: Case, head: Head | None) -> Labels:
-    """What the head's gradient proves, or rows of classes in its place, and what of the client's statements grants it.
+    """The labels that the head's gradient, or rows of classes in its place, prove, and the statements they rest on.
 
     Args:
         case: the audited update.
@@ -274,7 +275,7 @@ def proven_labels(case: Case, head: Head | None) -> Labels:
 
 
 def proven_findings(case: Case) -> Labels:
-    """What the head's gradient proves of outputs that have a binary cross-entropy each."""
+    """The findings that the head's gradient proves where every output has a binary cross-entropy of its own."""
     seen = case.observation
     head = head_of(case.share.model, seen.payload, seen.params, case.precision, case.share.batch_norm)
     if head is None:
@@ -287,8 +288,8 @@ def proven_findings(case: Case) -> Labels:
 
 def ended(answers: list[Answer], loss_known: bool) -> bool:
     """Whether an attack that may say something of the update has come to its end."""
-    # Closed forms and peeling are for one sample alone. A search without the loss says something of the update if it
-    # explains it: a loss may read more than the outputs, such as features or weights.
+    # Without the loss, closed forms and peeling do not count, since they are for one sample alone. A search counts if
+    # it explains the update, since the loss may read more than the outputs, such as features or weights.
     return any(
         answer.finished
         for answer in answers
@@ -327,11 +328,11 @@ def numbers_of(
 
 
 def conditions(case: Case) -> str:
-    """What must be as stated for images that a search found.
+    """The conditions under which images that a search found are the client's, as a clause.
 
-    Of a batch that is larger than stated, an image may be a blend of several of one class.
-    Of several samples, soft targets mix the signals: images that are blended alike then explain the update with hard
-    labels, to what nonlinear layers leave.
+    If the batch is larger than stated, an image may be a blend of several images of one class.
+    Soft targets mix the gradients of several samples. Images that are blended in the same way then explain the update
+    with hard labels, up to what nonlinear layers leave.
     """
     stated = "the loss and the batch size are"
     if case.share.total_steps > 1:
@@ -347,7 +348,7 @@ def conditions(case: Case) -> str:
 
 
 def told(answer: Answer) -> str:
-    """What an attack tried, and how near its answer came, in a sentence."""
+    """A sentence on one attack: how long it ran and how near its answer came to the update."""
     counted = answer.counted_agreement
     agreement = ""
     if counted is not None:

@@ -1,4 +1,4 @@
-"""What equations give of one sample's gradient, with the label or without it, and peeling below a dense layer."""
+"""Answers for one sample from equations of its gradient, with or without the label, and from peeling below a layer."""
 
 import math
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ from jaxleak.audit._verdict.without_loss import as_stated, why_not
 _PEELED, _PEELED_SHARPNESS, _PEELED_TV = 4000, 400.0, 0.01
 #: Difference of two pixels that is more than rounding may leave in a closed form.
 _ANOTHER_PIXEL = 0.25
-#: Share of a matrix's entries of one size from which on little more than their signs was sent, and how near in size.
+#: A matrix is little more than signs if at least this share of its entries has one size, and how near in size they are.
 _SIGNS_ABOVE, _SIGNS_NEAR = 0.5, 0.1
 
 
 def equations(case: Case) -> Iterator[Answer | str]:
-    """What equations give, as far as the update keeps them."""
+    """Answers from equations, as far as the update still satisfies these, and sentences on what was not tried."""
     if _is_a_batch(case):
         yield from of_several(case)
     elif why := _not_of_one_sample(case):
@@ -56,14 +56,14 @@ def _is_a_batch(case: Case) -> bool:
 
 
 def _not_of_one_sample(case: Case) -> str:
-    """Why the update is not the gradient of one sample; nothing if it is."""
+    """Why the update is not the gradient of one sample; empty if it is."""
     if case.samples > 1:
         return f"{case.samples} samples are behind it"
     return "the client took several steps" if case.share.total_steps > 1 else ""
 
 
 def not_of_one_sample(case: Case) -> str:
-    """What shows that more than the one sample that is stated are behind an update; nothing where nothing does.
+    """A sentence if the update shows that more than the one stated sample is behind it; else empty.
 
     The gradient of a dense layer is an outer product for one sample, whatever the loss and the layers above.
     """
@@ -76,13 +76,13 @@ def not_of_one_sample(case: Case) -> str:
 
 
 def _has_form_of_one_sample(case: Case, peeled: Peeled) -> bool:
-    """Whether a dense layer's gradient is an outer product, beside what rounding may have changed in it."""
+    """Whether a dense layer's gradient is an outer product, up to what rounding may have changed in it."""
     misfit = misfit_of_one_sample(case.share.model, case.observation.payload, peeled.layer)
     return misfit < LAYER_MISFIT_BELOW + _rounding_of_layer(case, peeled)
 
 
 def _rounding_of_layer(case: Case, peeled: Peeled) -> float:
-    """What rounding may have changed in a layer's kernel and bias, relative to each; infinite where it is not known."""
+    """Sum of the relative rounding errors of a layer's kernel and its bias; infinite where they are not known."""
     if math.isinf(rounding_of(case)):
         return math.inf
     leaves, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
@@ -123,7 +123,7 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
     if x is not None:
         found = graded_inputs(case, DENSE_INPUTS, without_rounding(np.asarray(x)[None]), y, solved=True, **watch.spent)
         yield found
-        if not found.matched:  # the layers above did not compute what is stated, such as behind dropout
+        if not found.matched:  # the layers above did not compute what is stated, such as with dropout
             yield from _inputs_alone(case)
         return
     answer = case.store.answer(PEELED)
@@ -139,10 +139,10 @@ def _closed_forms(case: Case) -> Iterator[Answer | str]:
 
 
 def _reads_images(case: Case, attack: Attack) -> bool:
-    """Whether a closed form finds a random image from what the network makes of it.
+    """Whether a closed form recovers a random image from the update of that image.
 
-    The equations hold also of a network that covers or scales parts of the image before it reads them, as by a mask,
-    and then give what is left of it.
+    The equations also hold for a network that first covers or scales parts of the image, as by a mask. They then give
+    the masked image.
     """
     x = jax.random.uniform(stream_of(case.key, Stream.WEIGHT), (1, 1, *case.share.model.image_shape))
     batch = Batch(x, jnp.asarray(_label(case)), jnp.arange(1))
@@ -152,14 +152,14 @@ def _reads_images(case: Case, attack: Attack) -> bool:
 
 
 def _label(case: Case) -> np.ndarray:
-    """(1,) the label that was read off the update before, or else what the head's gradient says."""
+    """(1,) the label that was read off the update before, or else the label that the head's gradient shows."""
     if case.observation.labels is not None:
         return np.asarray(case.observation.labels)
     return np.asarray(label_of_one_sample(case.share.model.head_of(case.observation.payload, gradient=True)))
 
 
 def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
-    """What needs neither the loss nor the label: the first dense layer's inputs, and peeling below it."""
+    """Try what needs neither the loss nor the label: the first dense layer's inputs, and peeling below that layer."""
     yield "The loss is not stated to be the cross-entropy of classes. What is tried needs neither loss nor labels."
     if _is_a_batch(case):
         yield from of_several(case)
@@ -182,8 +182,8 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
     if model.head and peeled.layer in model.head_names and not why_not(case):
         yield "Peeling was not tried: below the last dense layer it would know less than the search without the loss."
         return
-    # Scores, rivals and agreement are those of what the layer and those below it give, in which no label takes part.
-    # These equations hold under every loss, so that no other one is fitted to them.
+    # Scores, rivals and agreement use the gradients of this layer and those below it alone, which need no label.
+    # These equations hold under every loss, so that no other loss is fitted to them.
     below = case._replace(share=peeled.share, observation=peeled.observation, loss_shown=True)  # type: ignore[arg-type]
     given = _with_labels(peeled, np.zeros(1, np.int32))
     answer = case.store.answer(PEELED_ALONE)
@@ -192,7 +192,7 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
         if answer is None:
             yield "Peeling was not tried: the time was spent."
             return
-        # Each part has a scale of its own in its distance; together they have one.
+        # The distance of each part alone allows it a scale of its own; the joint distance allows both only one.
         furthest = max(answer.cosine_distance, _furthest_part(peeled, answer.x))
         answer = as_stated(below, answer)._replace(cosine_distance=furthest)
     if answer.finished:
@@ -201,9 +201,10 @@ def whatever_the_loss(case: Case) -> Iterator[Answer | str]:
 
 
 def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
-    """The larger of two cosine distances: of the layer's inputs, and of the gradient below, which is the shorter one.
+    """The larger of two cosine distances: that of the layer's inputs, and that of the gradient below the layer.
 
-    In the distance of both together the inputs outweigh the gradient, and alone they do not determine an image.
+    The gradient has the smaller norm. In a joint distance the inputs would outweigh it, and the inputs alone do not
+    determine an image.
     """
     seen = peeled.observation
     own = jax.jit(peeled.share)(seen.params, Batch(jnp.asarray(x)[:, None], jnp.zeros(1, jnp.int32), jnp.arange(1)))
@@ -218,7 +219,7 @@ def _furthest_part(peeled: Peeled, x: np.ndarray) -> float:
 def _inputs_alone(case: Case) -> Iterator[Answer]:
     """The image from the first dense layer's gradient alone, which has the same form for every loss and label.
 
-    A client with a loss of its own, or that changed the gradients of other layers, hides nothing by that.
+    A client hides nothing from it by a loss of its own, or by changing the gradients of other layers.
     """
     peeled = _of_one_sample(case)
     solved = None if peeled is None else _affine(case, peeled)
@@ -227,31 +228,31 @@ def _inputs_alone(case: Case) -> Iterator[Answer]:
 
 
 def _of_one_sample(case: Case) -> Peeled | None:
-    """The network below the first dense layer with a bias, if its gradient has the form that one sample gives."""
+    """The network below the first dense layer with a bias, if that layer's gradient has the form of one sample's."""
     model, seen = case.share.model, case.observation
     peeled = peel(model, seen, batch_norm=case.share.batch_norm, key=case.key)
     if peeled is None:
         return None
     matrix = model.matrix(peeled.layer, named_leaves(seen.payload)[peeled.layer])
-    # Signs of one sample's gradient have that form as well, and all images that are nowhere black the same signs. So
-    # has a step of Adam, whose entries differ a little.
+    # The signs of one sample's gradient have that form as well, and are equal for all images without a black pixel. A
+    # step of Adam has that form, too, with entries that differ a little in size.
     if matrix.shape[1] > 1 and of_one_size(np.asarray(matrix), near=_SIGNS_NEAR, at_least=1) >= _SIGNS_ABOVE:
         return None
     return peeled if misfit_of_one_sample(model, seen.payload, peeled.layer) < LAYER_MISFIT_BELOW else None
 
 
 def _affine(case: Case, peeled: Peeled) -> Answer | None:
-    """The image whose inputs of the layer these are, where nothing but an affine map comes before it."""
+    """The image that gives the layer these inputs, if nothing but an affine map comes before the layer; else None."""
     watch = Stopwatch()
     x = affine_solution(peeled)
     if x is None:
         return None
     misfit = misfit_of_one_sample(case.share.model, case.observation.payload, peeled.layer)
-    # The cosine between a matrix and its part of that form, whose rest is orthogonal to it.
+    # The cosine distance between a matrix and its part of that form; the rest of the matrix is orthogonal to this part.
     distance = 1 - math.sqrt(max(0.0, 1 - misfit**2))
     spent: dict[str, Any] = watch.spent
     found = Answer(ALONE, without_rounding(np.asarray(x)[None]), np.full(1, -1), misfit, distance, solved=True, **spent)
-    # A client that scales the gradients of kernel and bias by themselves scales these inputs.
+    # A client that scales the gradients of kernel and bias differently scales these inputs.
     return found._replace(toned=np.ones(1, bool)) if case.defended else found
 
 
@@ -263,7 +264,7 @@ def _peeling(peeled: Peeled) -> Attack:
     settings = (
         presets.fedleak(_PEELED)
         ._replace(
-            labels="given",  # the product with dL/dh has no label in it
+            labels="given",  # no label enters the product with dL/dh
             smoothing=attacks.client_updates.smoothing(1.0, _PEELED_SHARPNESS) if peeled.model.has_kinks else None,
         )
         .weighing(activation=0.0, tv=_PEELED_TV)

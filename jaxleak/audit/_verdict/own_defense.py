@@ -1,4 +1,4 @@
-"""A defense of somebody's own in an audit: whether the client can have it, and what its attacker can believe of it."""
+"""A user's own defense in an audit: whether the client can have it, and what its attacker can believe about it."""
 
 import contextlib
 import math
@@ -19,12 +19,12 @@ from jaxleak.defenses._base import HORIZONTAL_PLACES, one_defense
 from jaxleak.defenses._representation import OfClient
 from jaxleak.protocols import ClientShare
 
-#: What the facts call a defense that has no name, since a program has made it.
+#: Name in the facts for a defense that a program has passed without a name.
 UNNAMED = "own"
 
 
 def with_own_defense(defense: Defense | None, facts: FactOptions) -> FactOptions:
-    """The facts with a name for a defense of somebody's own, if there is one.
+    """The facts, with a name for a user's own defense if there is one.
 
     Raises:
         ValueError: if it is no `Defense`, or another defense is stated beside it.
@@ -44,18 +44,18 @@ def with_own_defense(defense: Defense | None, facts: FactOptions) -> FactOptions
 def known_defense(
     own: Defense | None, known: Facts, share: ClientShare, variables: PyTree
 ) -> tuple[Defense | None, list[str]]:
-    """The defense that an attacker knows, and what is said of the declaration of one of somebody's own.
+    """The defense that an attacker knows, and a sentence on the mechanism that a user's own defense declares.
 
     Args:
         own: as `audit.update` takes it; None takes what the facts state (`stated_defense`).
         known: the facts of the client, with the defense's name.
         share: what the client computes before its defense.
-        variables: weights of the network, of whose shapes numbers are made that the defense is tried on.
+        variables: weights of the network; the defense is tried on random numbers of their shapes.
 
     Raises:
-        ValueError: as `stated_defense`; on a place or a number of steps that such a client does not have, a mechanism
-            that is missing, that no attacker of one update knows or that the defense contradicts, and a defense that
-            fails on such an update.
+        ValueError: as `stated_defense`; if such a client does not have the defense's place or number of steps; if the
+            mechanism is missing, if no attacker of one update can know it, or if the defense contradicts it; or if the
+            defense fails on such an update.
     """
     if own is None:
         return stated_defense(known, share), []
@@ -86,10 +86,10 @@ def _require_known(defense: Defense, share: ClientShare) -> None:
 
 
 def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) -> dict[str, dict[str, list[str]]]:
-    """What tells somebody's own defense from others: what it makes of fixed numbers in the place of an update.
+    """What tells a user's own defense from other defenses: its output for fixed numbers in the place of an update.
 
-    Every leaf has the norms of what is sent and of what is changed. Their digits are few, so that another number of
-    cores, which rounds in another order, goes on with the same audit.
+    For every leaf these are the norms of what is sent and of what the defense has changed. They have three digits, so
+    that a machine with another number of cores, which rounds in another order, can go on with the same audit.
 
     Raises:
         ValueError: if the defense fails on such an update.
@@ -112,7 +112,7 @@ def identity_of(defense: Defense | None, share: ClientShare, variables: PyTree) 
 
 @contextlib.contextmanager
 def _failing_by_name() -> Iterator[None]:
-    """Errors of somebody's own code say what it failed on."""
+    """Turn errors of a user's own code into a `ValueError` that says what it failed on."""
     try:
         yield
     except (TypeError, AttributeError, KeyError, IndexError) as error:

@@ -29,9 +29,10 @@ from jaxleak.audit._verdict.store import SpentError
 from jaxleak.audit._verdict.verdict import Answer, called
 
 STARTS = 2
-#: Iterations between two looks at the clock, the most that take less than a share of what the budget has left.
+#: Iterations between two looks at the clock: the largest number that takes less than this share of what the budget has
+#: left.
 _CHUNKS, _SHARE_OF_LEFT = (50, 10, 2), 0.25
-#: Gradients of the client that one iteration of one start costs, at the most: the attack differentiates them again.
+#: The most that one iteration of one start costs, in gradients of the client: the attack differentiates these again.
 _GRADIENTS_PER_ITERATION = 4
 
 
@@ -54,13 +55,13 @@ def search(
     Args:
         case: the audited update.
         name: what checkpoints and progress call the attack.
-        attack: with a schedule.
-        observation: what it sees.
+        attack: the attack, which has a schedule.
+        observation: what the attack sees.
         y: labels (B,) of the answer where the attack infers none.
 
     Returns:
-        The answer of the best start by the attack's own score, None where the budget was spent before the search had
-        begun; and the seconds of an iteration of all starts.
+        The answer of the start that is best by the attack's own score, or None if the budget was spent before the
+        search had begun; and how many seconds one iteration of all starts takes.
     """
     total = attack.iterations
     assert total is not None

@@ -1,4 +1,4 @@
-"""What equations give of the gradient of several samples."""
+"""Answers from equations for the gradient of several samples."""
 
 import contextlib
 import time
@@ -23,9 +23,9 @@ from jaxleak.audit._verdict.case import Case, graded_inputs, rounding_of
 from jaxleak.audit._verdict.stopwatch import Stopwatch
 from jaxleak.audit._verdict.verdict import OUTSIDE, SPEAR, SPEAR_ALONE, Answer, called
 
-#: Relative misfit up to which a layer's gradient has the form that so many samples give.
+#: Relative misfit up to which a layer's gradient counts as having the form that the stated number of samples gives.
 LAYER_MISFIT_BELOW = 1e-3
-#: Share of the time that is left after which the equations are given up.
+#: Share of the remaining time after which the equations are given up.
 _SHARE = 0.3
 
 
@@ -37,7 +37,7 @@ class _EndedError(Exception):
 
 
 def of_several(case: Case) -> Iterator[Answer | str]:
-    """All samples of a batch by the first dense layer, where it reads them and is followed by ReLUs."""
+    """All samples of a batch from the gradient of the first dense layer, if it reads images and ReLUs follow it."""
     model, watch = case.share.model, Stopwatch()
     if not model.has_kinks:
         yield f"Closed forms were not tried: {case.samples} samples are behind the update, and the network has no ReLU."
@@ -78,7 +78,7 @@ def of_several(case: Case) -> Iterator[Answer | str]:
 
 
 def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
-    """The solution by the whole update, or by the layer's gradient alone where the loss is not the stated one."""
+    """The solution by the whole update, or by the layer's gradient alone under another loss; None if neither fits."""
     if case.loss_known:
         found: Any = jax.jit(attack.reconstruct)(run.attack, case.observation)
         images, labels = without_rounding(np.asarray(found.x[:, 0])), np.asarray(found.y)
@@ -92,10 +92,10 @@ def _answer(case: Case, attack: Attack, run: InversionRun) -> Answer | None:
         return None
     if case.loss_known and by_all.misfit < MISFIT_BELOW + rounding:
         return by_all
-    # The gradient and its part of this form differ by the misfit, at a right angle.
+    # The gradient less its part of this form is orthogonal to this part: a misfit m is a cosine distance of m^2 / 2.
     misfit, no_labels = float(alone.misfit), np.full(case.samples, -1)
     found = Answer(SPEAR_ALONE, without_rounding(np.asarray(alone.x)), no_labels, misfit, misfit**2 / 2, solved=True)
-    # A change of the update after it was computed may be one of the bias's gradient, which tells the brightness.
+    # A client that defends its update may have changed the bias's gradient, which tells the brightness.
     return found._replace(toned=np.asarray(alone.dimmer)) if case.defended else found
 
 
@@ -114,6 +114,6 @@ def _unsolved(case: Case, state: SpearState, seconds: float) -> str:
 
 
 def without_rounding(images: np.ndarray) -> np.ndarray:
-    """Images (B, H, W, channels) in [0, 1] where equations left it by no more than rounding, else in their own unit."""
+    """Images (B, H, W, channels), clipped to [0, 1] if only rounding took them out of it, else in their own unit."""
     inside = images.min() >= -OUTSIDE and images.max() <= 1 + OUTSIDE
     return np.clip(images, 0, 1) if inside else images

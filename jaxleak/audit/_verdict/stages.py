@@ -29,15 +29,15 @@ from jaxleak.models import Classifier
 #: Iterations of a search: the first is short, and a longer one follows where the budget allows and it is needed.
 _FIRST, _LATER = 400, (800, 1500, 3000, 6000, 12000)
 _ROW_SPACE = 4250
-#: What the attacker who knows the defense is called.
+#: Name of the search by the attacker who knows the defense.
 _INFORMED = "fedleak_informed"
-#: How many times the distance that the stated noise explains an answer may have, before the search fell short.
+#: A search fell short if its answer is further from the update than this many times what the stated noise explains.
 _SHORT_ABOVE = 2.0
 _JOINT = "The searches look for labels together with the images, since no rule reads them off this update."
 
 
 def run_stages(case: Case) -> Iterator[Answer | str]:
-    """Answers, and sentences on what was not tried and why."""
+    """Run the attacks that apply; yields their answers, and sentences on what was not tried and why."""
     if not case.loss_known:
         certain = False
         for found in whatever_the_loss(case):
@@ -58,7 +58,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
     if _label_rule(case) == "joint":
         yield _JOINT
     case = case._replace(contradicted=not_of_one_sample(case))
-    # What peeling finds is blurred by its smoothing. A short search may end at the very pixels, a long one will not.
+    # Smoothing blurs the answer of peeling. A short search may end at the exact pixels; a long one will not.
     searched: list[Answer] = []
     for found in _gradient_matching(case, _by_their_knowledge(case), briefly=certain):
         if isinstance(found, Answer):
@@ -77,7 +77,7 @@ def run_stages(case: Case) -> Iterator[Answer | str]:
 
 
 def _any_loss(case: Case) -> Iterator[Answer | str]:
-    """The search for images whose gradient the update is under whatever loss and labels fit the last layer best."""
+    """Search for images that have the update under the loss and the labels that fit the last layer best."""
     if case.defense is not None:
         yield f"{called(ANY_LOSS)} was not tried: the client defends its update."
     elif why := why_not(case):
@@ -87,26 +87,26 @@ def _any_loss(case: Case) -> Iterator[Answer | str]:
 
 
 def _unstated_loss(case: Case, answers: list[Answer]) -> Iterator[Answer | str]:
-    """The same search where no answer under the stated loss has the update: the loss or labels may be other ones."""
+    """Search without the loss if no answer under the stated loss matches the update: loss or labels may differ."""
     tried = any(answer.fitted for answer in answers)
     if not tried and _may_be_another_loss(case) and case.store.left > 0:
         yield from _gradient_matching(case, (ANY_LOSS,))
 
 
 def _astray(case: Case, answer: Answer) -> bool:
-    """Whether all starts of a search end at the same images, without the update: more time will not change them."""
+    """Whether all starts of a search agree on images that do not match the update: more time will not change them."""
     return not answer.matched and not answer.fitted and bool(answer.agree.all()) and _may_be_another_loss(case)
 
 
 def _may_be_another_loss(case: Case) -> bool:
-    """Whether an update without a defense can be searched without the loss."""
+    """Whether the update has no defense and a search without the loss applies to it."""
     return not case.defended and case.defense is None and not why_not(case)
 
 
 def _label_rule(case: Case) -> str:
-    """The best rule that the model's head allows; without a head labels are found with the images.
+    """Name of the best label rule for the model's head; "joint", without a head, searches labels with the images.
 
-    A label that was read off the update before is given to the search.
+    It is "given" if a label was read off the update before, which the search then takes.
     """
     model = case.share.model
     if case.observation.labels is not None:
@@ -120,7 +120,7 @@ def _label_rule(case: Case) -> str:
 
 
 def _has_activations(case: Case) -> bool:
-    """Whether the network has a non-linearity; the penalty on their outputs has no meaning elsewhere."""
+    """Whether the network has non-linearities; without any, the penalty on their outputs has no meaning."""
     model = case.share.model
     x = jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32)
     out = jax.eval_shape(lambda v, x: model.apply(v, x, mode=case.share.batch_norm), case.observation.params, x)
@@ -128,16 +128,16 @@ def _has_activations(case: Case) -> bool:
 
 
 def _by_their_knowledge(case: Case) -> tuple[str, ...]:
-    """The attackers: one knows the loss and the defense, as far as they are stated; others ignore one of them."""
+    """Names of the attackers: the first one knows the loss and the defense as stated, others ignore one of the two."""
     if case.defense is None:
-        # Whatever scales the update, or the gradients of single samples, is to the last one a part of the loss.
+        # To the search without the loss, whatever scales the update or single gradients is a part of the loss.
         return ("fedleak", ANY_LOSS) if case.defended and not why_not(case) else ("fedleak",)
-    # What a client of Adam uploads is no gradient, to whoever does not undo the step.
+    # A client of Adam uploads no gradient, so that an attacker must undo the step to compare with one.
     return (_INFORMED,) if case.received.undone is not None else (_INFORMED, "fedleak")
 
 
 def _known(case: Case, name: str, iterations: int) -> tuple[Share, attacks.Settings]:
-    """FedLeak with the homotopy, by an attacker who knows the defense, who ignores it, or who knows no loss."""
+    """Share and settings of FedLeak with the homotopy: the attacker knows the defense, ignores it, or knows no loss."""
     if name == ANY_LOSS:
         return case.share, _settings(presets.any_loss, iterations, activations=_has_activations(case))
     settings = _settings(presets.fedleak, iterations, labels=_label_rule(case), activations=_has_activations(case))
@@ -150,32 +150,32 @@ def _known(case: Case, name: str, iterations: int) -> tuple[Share, attacks.Setti
     return known.share, known.settings
 
 
-@functools.lru_cache(maxsize=16)  # an optimizer equals itself alone, so that settings made anew are never equal
+@functools.lru_cache(maxsize=16)  # an optimizer equals only itself, so that new settings never equal old ones
 def _settings(
     preset: Callable[[int], attacks.Settings], iterations: int, *, labels: str | None = None, activations: bool = True
 ) -> attacks.Settings:
-    """The preset's settings, with a label rule of the audit's, and without a penalty on activations that are none."""
+    """The preset's settings with the audit's label rule, and no activation penalty if there are no activations."""
     settings = preset(iterations) if activations else preset(iterations).weighing(activation=0.0)
     return settings if labels is None else settings._replace(labels=labels)
 
 
-@functools.lru_cache(maxsize=8)  # for every audit of equal clients the same object, so that nothing is compiled twice
+@functools.lru_cache(maxsize=8)  # the same object for all audits of equal clients, so that nothing is compiled twice
 def _inversion(model: Classifier, share: Share, settings: attacks.Settings, *, batch_size: int) -> Attack:
-    """The inversion by an attacker who ignores a defense; whoever knows one has settings of that update's own."""
+    """The inversion by an attacker who ignores defenses; one who knows a defense has settings for each update."""
     return attacks.inversion(model, share, settings, batch_size=batch_size)
 
 
 def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = False) -> Iterator[Answer | str]:
-    """A short search for images with the update's gradient by every attacker, then longer ones by the best of them.
+    """Run a short search for images with the update by every attacker, then longer ones by the best attacker.
 
-    An attacker who knows a defense may ignore it, and finds more that way behind little noise. Where another loss
-    explains the update far better than the stated one, or all starts agree on images without the update, an attacker
-    who knows no loss searches as well.
+    An attacker who knows a defense may ignore it, and finds more that way behind little noise. An attacker who knows no
+    loss searches as well, if another loss explains the update far better than the stated one, or if all starts agree on
+    images that do not match the update.
 
     Args:
         case: the audited update.
         names: the attackers.
-        briefly: whether the short searches are all.
+        briefly: whether to run only the short searches.
     """
     if case.defended and case.defense is None:
         yield "No attack that knows the defense was tried, since none is stated: the update is attacked as it is."
@@ -222,7 +222,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
         )
     if briefly:
         return
-    # Where the stated loss was refuted, more time for it finds the same images.
+    # If the stated loss was refuted, a longer search under it would find the same images.
     fitted = best_of([answer for answer, _, _ in short if answer.fitted]) if not best.explained else None
     name, pace = next((name, pace) for answer, name, pace in short if answer is (fitted or best))
     # A schedule is made for its length: a search that cannot end says less than a shorter one that can.
@@ -244,7 +244,7 @@ def _gradient_matching(case: Case, names: tuple[str, ...], *, briefly: bool = Fa
 
 
 def _short_of_noise(case: Case, answers: list[Answer]) -> Iterator[str]:
-    """Whether better images than the answers must exist, because the stated noise explains the client's own better."""
+    """A sentence if better images than the answers must exist: the stated noise puts the client's own nearer."""
     best = best_of(answers)
     if best is None or (expected := distance_of_truth(case, best)) is None:
         return
@@ -257,7 +257,7 @@ def _short_of_noise(case: Case, answers: list[Answer]) -> Iterator[str]:
 
 
 def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
-    """What a certificate lacks where a gradient is known between bounds alone."""
+    """A sentence on what a certificate lacks where only bounds of the gradient are known."""
     best = best_of(answers)
     if case.received.undone is None or best is None or best.determined or not best.matched:
         return
@@ -271,7 +271,7 @@ def _short_of_bounds(case: Case, answers: list[Answer]) -> Iterator[str]:
 
 
 def _agreeing(answer: Answer) -> str:
-    """How far the starts of a search agree, whose answer nothing can certify."""
+    """A sentence on how far the starts of a search agree, if nothing can certify its answer."""
     if answer.agreement is None:
         return "Look at the images."
     return (
@@ -281,7 +281,7 @@ def _agreeing(answer: Answer) -> str:
 
 
 def _row_space(case: Case) -> Iterator[Answer | str]:
-    """For networks with normalisation, whose gradients lead nowhere from afar."""
+    """Search with row spaces in networks with batch normalisation, where gradients from afar lead nowhere."""
     model = case.share.model
     if not model.has_batch_norm:
         return

@@ -15,14 +15,14 @@ from jaxleak.defenses import CLIENT_DEFENSES, Defense, client_defense
 from jaxleak.models import Classifier, freeze
 from jaxleak.protocols import ClientShare
 
-#: What a client states whose defense no attacker here knows.
+#: What a client states if no attacker here knows its defense.
 OTHER_DEFENSE = "other"
-#: What a client states whose loss is no cross-entropy, and one whose outputs have a binary cross-entropy each.
+#: What a client states if its loss is no cross-entropy, and if it is a binary cross-entropy of each output.
 OTHER_LOSS, BINARY_LOSS = "other", "binary_cross_entropy"
 
 
 def sent_update(update: Any, facts: capture.FactOptions) -> capture.Update:
-    """The update with all that is known of its client; `facts` that are not None go before those of the file.
+    """The update with all that is known of its client; `facts` that are not None override those of the file.
 
     Raises:
         ValueError: on facts that are unknown, out of range, missing, or such that no audit takes them.
@@ -52,7 +52,7 @@ def sent_update(update: Any, facts: capture.FactOptions) -> capture.Update:
     check_loss(known.loss)
     update = update._replace(facts=known)
     if known.kind != "gradient":
-        per_weight(update)  # at once: `gradient_of` is called where a mistake is taken for one in the arrays
+        per_weight(update)  # raises now: later, an error of `gradient_of` is taken for a mistake in the arrays
     elif known.learning_rate is None and (known.local_steps or 1) * (known.local_epochs or 1) > 1:
         raise ValueError(
             f"{update.source}: learning_rate must be given: a client of several steps moves its weights by it between "
@@ -68,18 +68,18 @@ def options_stated(known: capture.Facts) -> tuple[str, ...]:
 
 
 def parts_of_a_sum(known: capture.Facts) -> int:
-    """How many gradients of the mean loss a stated update is the sum of, in every step: B, or 1 of a mean."""
+    """The stated loss over the mean loss, in every step: B if the client sums over the batch, and 1 for a mean."""
     assert known.batch_size is not None
     return known.batch_size if known.reduction == "sum" else 1
 
 
 def stated_client(known: capture.Facts, model: Classifier) -> ClientShare:
-    """What the client computes, as a client of the mean loss, which is what attacks and checks simulate.
+    """What the client computes, as a client of the mean loss, since attacks and checks simulate this loss.
 
     A step on a sum over the batch is B times as long as one on the mean, so that the learning rate is B times as large.
 
     Raises:
-        ValueError: if layers of the client were in evaluation mode that the model has in training mode.
+        ValueError: if the client had layers in evaluation mode that the model has in training mode.
     """
     stated = known.eval_layers or ()
     if known.batch_norm != "eval" and not all(_within(layer, model.eval_layers) for layer in stated):
@@ -102,7 +102,7 @@ def _within(layer: str, parts: tuple[str, ...]) -> bool:
 
 
 def trained_part(model: Classifier, variables: PyTree, frozen: tuple[str, ...] | None) -> tuple[Classifier, PyTree]:
-    """The network with what the client did not train as constants.
+    """The network and its weights, with the parameters that the client did not train as constants.
 
     Raises:
         ValueError: naming a layer that the network does not have, or if nothing is left.
@@ -134,7 +134,7 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
 
 
 def _strength(known: capture.Facts) -> float | None:
-    """The strength that is stated; of a step of Adam that is the learning rate, which may be stated as such."""
+    """The stated strength; for a step of Adam this is the learning rate, which may be stated in its place."""
     assert known.defense is not None
     if not CLIENT_DEFENSES[known.defense].of_rate:
         return known.strength

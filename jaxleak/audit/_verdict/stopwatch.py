@@ -1,4 +1,4 @@
-"""How long a stage of an audit took, and how much of it was compiling, which a second run of it would not repeat."""
+"""How long a stage of an audit took, and how much of that was compiling, which a second run would not repeat."""
 
 import functools
 import time
@@ -6,7 +6,7 @@ import weakref
 
 import jax
 
-#: What JAX reports of a program before it can run. Reading a program that was kept is part of the last.
+#: Events that JAX reports before a program can run. The last one includes reading the program from a cache.
 _EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
@@ -15,7 +15,7 @@ _EVENTS = {
 
 
 class Stopwatch:
-    """Runs from the moment at which it is made."""
+    """A stopwatch that runs from the moment at which it is made."""
 
     def __init__(self) -> None:
         """Start to count."""
@@ -26,21 +26,21 @@ class Stopwatch:
 
     @property
     def spent(self) -> dict[str, float]:
-        """`seconds` since the beginning, and of them those of `compiling`.
+        """`seconds` since the beginning, and how many of them were spent on `compiling`.
 
-        These are the seconds in which JAX traced or compiled a program of this process, or read one that was kept.
+        Compiling is the time in which JAX traced or compiled a program of this process, or read one from a cache.
         """
         compiling = sum(end - begin for begin, end in self._spans)
         return {"seconds": time.monotonic() - self._begin, "compiling": compiling}
 
     def add(self, begin: float, end: float) -> None:
-        """Count a span of compiling that ends last of all so far; what overlaps it is counted once.
+        """Count a span of compiling that ends after all earlier spans; time in which spans overlap is counted once.
 
-        A function that is traced inside of another one is reported before it, and both with all their time.
+        JAX reports a function that is traced inside another one before the outer one, each with its full time.
 
         Args:
-            begin: when it began, by `time.monotonic()`; what lies before the beginning of this watch is left out.
-            end: when it ended.
+            begin: when the span began, by `time.monotonic()`; time before the start of this watch is left out.
+            end: when the span ended.
         """
         begin = max(begin, self._begin)
         while self._spans and self._spans[-1][1] > begin:
@@ -58,6 +58,6 @@ def _listen(event: str, duration_secs: float, **_: str | int) -> None:
             watch.add(now - duration_secs, now)
 
 
-@functools.cache  # once for a process, and only in one that measures: a listener is every JAX program's
+@functools.cache  # once per process, and only if it measures: the listener hears all JAX programs
 def _listen_to_jax() -> None:
     jax.monitoring.register_event_duration_secs_listener(_listen)

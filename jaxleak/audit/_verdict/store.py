@@ -1,4 +1,4 @@
-"""What an audit has done so far: answers of finished attacks, seconds spent; in a folder, or nowhere."""
+"""What an audit has done so far, kept in a folder if there is one: answers of finished attacks and seconds spent."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ from jaxleak.checkpoint import Checkpoints
 
 _ELSEWHERE = "choose another folder, or start over with fresh=True (--fresh)"
 _ARRAYS = ("x", "y", "agreement", "undetermined", "toned")
-#: What a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
+#: Errors that a damaged file raises in json, NumPy, zipfile or in code that reads its content.
 _DAMAGED = (
     ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, MemoryError, NotImplementedError,
     zipfile.BadZipFile, zlib.error, struct.error,
@@ -32,7 +32,7 @@ class SpentError(Exception):
 
 
 class Store:
-    """Answers by attack, and the clock that all sittings share."""
+    """The answers of an audit by attack, and the clock that all its sittings share."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Store:
         fresh: bool = False,
         since: float | None = None,
     ):
-        """Reopen what an earlier sitting left; while the object lives no other process can.
+        """Reopen what an earlier sitting left; while this object lives, no other process can open the folder.
 
         Args:
             folder: the folder for answers; None keeps nothing.
-            identity: what the inputs are. Answers of other inputs are refused.
+            identity: what identifies the inputs. A folder with answers of other inputs is refused.
             minutes: budget of all sittings.
             fresh: start over, whatever is there.
             since: when this sitting began, by `time.monotonic()`; None: now.
@@ -73,7 +73,7 @@ class Store:
 
     @property
     def seconds(self) -> float:
-        """Spent so far, in all sittings."""
+        """Seconds that all sittings have spent so far."""
         return self._before + time.monotonic() - self._begin
 
     @property
@@ -91,7 +91,7 @@ class Store:
         """The answer of an attack that finished in an earlier sitting.
 
         Raises:
-            ValueError: naming the file, if what is stored of it is damaged.
+            ValueError: naming the file, if the stored answer is damaged.
         """
         noted = self._notes["answers"].get(name)
         if noted is None or self.folder is None:
@@ -107,7 +107,7 @@ class Store:
         if self._notes["files"].get(name) not in (None, _digest(content)):  # earlier versions kept no digest
             raise _damaged(file, "it is not the file that audit.json was written with")
         if answer.undetermined is not None and "beyond" not in noted:
-            return None  # an earlier version certified more: it asked less of lower layers, defenses and the range
+            return None  # an earlier version certified more: it tested lower layers, defenses and the range less
         if answer.x.ndim != 4 or answer.y.shape != answer.x.shape[:1] or not np.isfinite(answer.x).all():
             raise _damaged(file, "it holds no images with their labels")
         return answer
@@ -116,7 +116,7 @@ class Store:
         """Store an answer, and the time spent; a kill leaves either all of it or nothing."""
         if self.folder is not None:
             fields = answer._asdict()
-            del fields["contradicted"]  # every sitting asks anew
+            del fields["contradicted"]  # every sitting tests this anew
             arrays = {field: fields.pop(field) for field in _ARRAYS}
             content = io.BytesIO()
             np.savez(content, **{field: array for field, array in arrays.items() if array is not None})
@@ -152,7 +152,7 @@ def _digest(content: bytes) -> str:
 
 
 def require_none(folder: Path | None, *, fresh: bool, why: str) -> None:
-    """Raise `ValueError` if a folder holds an audit, which cannot be of inputs that the checks named `why` refuse."""
+    """Raise `ValueError` if a folder holds an audit: its inputs are not these, which the checks named `why` refuse."""
     if folder is not None and not fresh and (folder / "audit.json").exists():
         raise ValueError(f"{folder} holds an audit of other inputs, and these are inconsistent ({why}): {_ELSEWHERE}")
 

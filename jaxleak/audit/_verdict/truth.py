@@ -12,7 +12,7 @@ _MULTI_LABEL = "labels of several classes per image cannot be scored; give x alo
 
 
 def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ...], classes: int) -> Any:
-    """Images (B, H, W, channels) in [0, 1] and labels (B,) or None.
+    """Check a truth; returns images (B, H, W, channels) in [0, 1] and labels (B,) or None, or None without a truth.
 
     Args:
         truth: images and labels, or None.
@@ -62,8 +62,9 @@ def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
 def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[dict[str, Any], np.ndarray]:
     """The scores of an answer, and the true images in the answer's order.
 
-    The scores are those of `metrics.image_scores`, and in the answer's order `psnr_each` in dB and `ssim_each`, or
-    `similarity_each` where images are too small for SSIM; a mean hides that one of several is wrong.
+    The scores are those of `metrics.image_scores`. Since a mean hides that one of several images is wrong, there are
+    also lists in the answer's order: `psnr_each` in dB, and `ssim_each`, or `similarity_each` where images are too
+    small for SSIM.
     """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none

@@ -1,4 +1,4 @@
-"""From somebody's update to a verdict."""
+"""Audits one update: from the arrays and facts that a user has to a verdict."""
 
 import json
 import math
@@ -48,7 +48,8 @@ from jaxleak.metrics._images import has_ssim
 from jaxleak.models import Classifier
 from jaxleak.protocols import ClientShare
 
-#: To be raised whenever what certifies an answer changes, so that a folder of earlier rules is not gone on with.
+#: Version of the rules that certify answers. Raise it whenever they change, so that no audit continues in a folder with
+#: answers of earlier rules.
 _RULES = 8
 #: What agreement is for images that are too small for SSIM.
 _WITHOUT_SSIM = (
@@ -79,36 +80,36 @@ def update(
     own_defense: Defense | None = None,
     **facts: Unpack[capture.FactOptions],
 ) -> Verdict:
-    """Attack one update with what applies, in the order of cost, and say whether it leaks.
+    """Attack one update with the attacks that apply, the cheapest first, and say whether it leaks.
 
     First the update is checked against what the client is said to have computed (`check_update`). Then follow closed
     forms, a search with FedLeak's objective, and row spaces. Where the client states a defense, two attackers search:
-    one who knows it (`jaxleak.attacks.adaptive`), and one who ignores it. An audit with `out` goes on where an earlier
-    one of the same inputs ended.
+    one who knows it (`jaxleak.attacks.adaptive`), and one who ignores it. With `out`, an audit goes on where an earlier
+    audit of the same inputs ended.
 
     Args:
         model: the network.
         variables: the weights at which the client began.
         update: a `capture.Update`, the path of a file that `capture.load` reads, or a tree of arrays.
-        minutes: budget > 0 of all sittings, checks and compiling included. No attack begins when it is spent. The
-            program that is being compiled then and the chunk that is running are finished first.
+        minutes: budget > 0 of all sittings together, checks and compiling included. When it is spent, no other attack
+            begins, but a program that is being compiled or a chunk that is running is finished first.
         truth: `(images, labels)` of the client: images (B, H, W, channels) or (B, channels, H, W) in [0, 1], labels
-            (B,) or None. With labels, the update is first compared with what they give (`check_client`). After that
-            they are for scores alone: no attack sees them.
-        out: folder for what was found.
+            (B,) or None. With labels, the update is first compared with the update of these samples (`check_client`).
+            After that the truth serves for scores alone: no attack sees it.
+        out: folder for answers and checkpoints; None keeps nothing.
         seed: seed of the searches, an integer in [0, 2^32).
         fresh: start over, whatever an earlier audit left in `out`.
-        names: names for the entries of a list, as in `capture.fit`; None takes `listed` of the model.
+        names: names of the update's arrays if it is a list, as in `capture.fit`; None takes the model's `listed`.
         show: called as `show(phase, done, total, note)` around the checks and after every chunk of an attack.
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
-        own_defense: the client's defense where it is none of jaxleak's, with the mechanism that its attacker believes;
+        own_defense: the client's defense if it is not one of jaxleak's, with the mechanism that its attacker believes;
             `defense` may then give it a name.
-        facts: what is known of the client, the fields of `capture.Facts`; they go before those of the file. The batch
-            size must be known. Unknown ones are taken as a mean of cross-entropies, one step, batch statistics. For
-            the losses "other", which is any but cross-entropy, and "binary_cross_entropy" of several outputs, what
-            needs neither loss nor labels is tried; of the latter, findings are claimed by signs. The
-            defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
-            `noise_multiplier`; "none"; or "other" for one that no attacker knows.
+        facts: what is known of the client, as fields of `capture.Facts`; they override the facts of the file. The batch
+            size must be known. The defaults of unknown facts are a mean of cross-entropies, one step, and batch
+            statistics. For the losses "other" (any but cross-entropy) and "binary_cross_entropy" (of several outputs),
+            only attacks that need neither loss nor labels are tried; for the latter, the audit also claims findings by
+            signs. The defense is a key of `jaxleak.defenses.CLIENT_DEFENSES` with its strength, or with its `clip` and
+            `noise_multiplier`; "none"; or "other" for a defense that no attacker knows.
 
     Returns:
         A `Verdict`.
@@ -130,7 +131,7 @@ def update(
     assert known.batch_size is not None
     _validate.made(Classifier, "models.from_torch", model=model)
     _validate.weights(variables)
-    variables = jax.tree.map(jnp.asarray, variables)  # NumPy's own floats are of 64 bits
+    variables = jax.tree.map(jnp.asarray, variables)  # NumPy's floats have 64 bits by default
     whole = variables["params"]
     model, variables = trained_part(model, variables, known.frozen)
     share = stated_client(known, model)
@@ -187,7 +188,7 @@ def update(
 def _refused(
     findings: list[Finding], model: Classifier, threat: str, out: str | Path | None, *, fresh: bool
 ) -> Verdict:
-    """The verdict on inconsistent inputs, which must not take the place of an audit of others."""
+    """The verdict on inconsistent inputs; an error if `out` holds an audit, which is then of other inputs."""
     why = ", ".join(finding.name for finding in findings if finding.status == "failed")
     require_none(None if out is None else Path(out), fresh=fresh, why=why)
     return inconsistent(findings, model, threat)
@@ -208,7 +209,7 @@ def _read(
 
 
 def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:
-    """What is wrong with weights after training that say nothing of it."""
+    """A finding if weights after training show nothing of the training, else None."""
     if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
         evidence = "The weights after training are those before it in every entry."
         cause = (
@@ -243,7 +244,7 @@ def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
 
 
 def _rounded_products() -> list[str]:
-    """What a user should know whose JAX rounds products on this device."""
+    """A sentence for a user whose JAX rounds products on this device, else nothing."""
     if not (setting := rounding_of_products()):
         return []
     return [
@@ -253,7 +254,7 @@ def _rounded_products() -> list[str]:
 
 
 def _without_ssim(image_shape: tuple[int, int, int], answers: list[Answer]) -> list[str]:
-    """What agreement means where starts were compared that are too small for SSIM."""
+    """A sentence on what agreement means, if the compared starts have images that are too small for SSIM."""
     compared = any(answer.counted_agreement is not None for answer in answers)
     return [_WITHOUT_SSIM] if compared and not has_ssim(image_shape) else []
 
@@ -263,7 +264,7 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
 
     Args:
         minutes: budget of all sittings.
-        spent: seconds of it that are spent, in all sittings.
+        spent: seconds of the budget that all sittings have spent.
         seconds: how long the checks took.
         compiling: how much of that was the compiling of programs.
     """
@@ -279,7 +280,7 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
 def _identity(
     share: ClientShare, variables: PyTree, payload: PyTree, known: capture.Facts, seed: int
 ) -> dict[str, Any]:
-    """What an audit is of; another network may have the same weights, and shows in what it computes of an image."""
+    """What identifies the inputs of an audit; the logits of a fixed image tell networks with equal weights apart."""
     ramp = np.linspace(0, 1, math.prod(share.model.image_shape), dtype=np.float32)
     logits, _ = outputs(share.model, share.batch_norm, variables, ramp.reshape(1, *share.model.image_shape))
     found = {"weights": fingerprint(variables), "update": fingerprint(payload)}

@@ -11,56 +11,56 @@ from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.tokens import Tokens, of_this_batch
 from jaxleak.metrics._images import has_ssim
 
-#: Name of the finding that the weights could not be checked, which is worth a sentence and no warning.
+#: Name of the finding that the weights could not be checked. It is reported in a sentence, not as a warning.
 UNCHECKED = "weights"
 Outcome = Literal["leaks", "not shown to leak", "not attacked", "inputs inconsistent"]
 
 #: Exit status of the command for every verdict.
 EXIT_STATUS: dict[Outcome, int] = {"leaks": 0, "not shown to leak": 0, "inputs inconsistent": 3, "not attacked": 4}
 
-#: SSIM between two independent starts from which on an image counts as read off the gradient. docs/agreement.md says
-#: how often images that agree this well are wrong.
+#: SSIM between two independent starts that is enough for an image to count as read off the gradient. docs/agreement.md
+#: says how often images that agree this well are wrong.
 AGREE_ABOVE = 0.95
-#: The same between starts of peeling, whose smoothing blurs both alike: three images that agreed to 0.95 to 0.96 had an
-#: SSIM of 0.56 to 0.70 to the truth, and those of the stored audits that are right agree to 0.997 and more.
+#: The same for starts of peeling, where smoothing blurs both alike: three images that agreed to 0.95 to 0.96 had an
+#: SSIM of 0.56 to 0.70 to the truth, while the right images of the stored audits agree to 0.997 and more.
 _PEELED_AGREE_ABOVE = 0.99
-#: The same, by the largest difference, for images that are too small for SSIM, such as rows of a table: starts that
-#: agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
+#: The same in 1 minus the largest difference, for images that are too small for SSIM, such as rows of a table: starts
+#: that agreed to 0.951 were both off by 0.14 in some column, and those that agreed to 0.99 by 0.03 at the most.
 _ROWS_AGREE_ABOVE = 0.99
 #: Cosine distance below which an image cannot be told from the truth by its gradient.
 EXACT_BELOW = 1e-5
-#: How many times as much the stated loss leaves unexplained as a fitted one, from which on it is not the client's.
+#: The stated loss is refuted if it leaves at least this many times as much of the update unexplained as a fitted loss.
 _BY_FAR = 4 / 3
-#: What noise leaves of an update at the cosine distance from which on no answer has it.
+#: Relative misfit at the cosine distance `MATCHED_BELOW`: behind noise this large, not even true images are matched.
 _MOST_NOISE = math.sqrt(1 - (1 - MATCHED_BELOW) ** 2)
-#: The share of what noise leaves below which it is not there as stated, as a search fits a part of it.
+#: Noise is not there as stated if images leave less than this share of it unexplained. A search fits a part of it.
 _LESS_NOISE = 0.5
-#: How far the gradient of the layers below the head may be from the update's, relative to its own norm. Right images of
+#: Largest relative distance between an answer's gradient and the update over the layers below the head. Right images of
 #: six networks left up to 0.15, and wrong ones 0.28 and more, where these layers had other rates or weights.
 _LOWER_LAYERS_BELOW = 0.25
 #: How far the solution of equations may lie outside of [0, 1] by rounding.
 OUTSIDE = 0.01
-#: Standard deviation over an image's pixels, in its most varied channel, below which starts that agree tell nothing.
+#: Standard deviation over an image's pixels, in its most varied channel, below which agreement tells nothing.
 _FLAT_BELOW = 0.02
-#: Distance from which on a cosine distance is rounding, which may leave it below zero.
+#: A cosine distance below this is rounding, which may even make it negative.
 _ROUNDING = 1e-6
-#: Name of the answer that a dense layer's gradient gives of one image.
+#: Name of the answer that equations of a dense layer's gradient give for one image.
 DENSE_INPUTS = "dense_inputs"
-#: Name of the answer that no label and no loss was needed for.
+#: Name of the same answer where neither the label nor the loss was needed.
 ALONE = "inputs_alone"
-#: Name of the answer that a dense layer's gradient gives of a whole batch.
+#: Name of the answer that equations of a dense layer's gradient give for a whole batch.
 SPEAR = "spear"
-#: Name of the same answer where the rest of the update is not as stated: no label and no loss was needed for it.
+#: Name of the same answer where the rest of the update is not as stated: it needs neither the labels nor the loss.
 SPEAR_ALONE = "spear_alone"
-#: Name of the answer of peeling that no label and no loss was needed for.
+#: Name of the answer of peeling where neither the label nor the loss was needed.
 PEELED_ALONE = "peeling_alone"
-#: Name of the answer of peeling that needed a label.
+#: Name of the answer of peeling where a label was needed.
 PEELED = "peeling"
-#: Name of the search that needs no label and no loss.
+#: Name of the search that needs neither the labels nor the loss.
 ANY_LOSS = "any_loss"
-#: How many times as large the misfit of such a search counts.
+#: Factor by which the misfit of a search without the loss is multiplied when answers are compared.
 _FITTED = 2.0
-#: What a person calls an attack of an audit.
+#: Readable names of the attacks of an audit.
 _CALLED = {
     "patch_embedding": "the closed form of a patch embedding",
     DENSE_INPUTS: "the inputs of a dense layer",
@@ -74,7 +74,7 @@ _CALLED = {
     "fedleak_informed": "FedLeak by an attacker who knows the defense",
     "row_space": "row spaces",
 }
-#: What of an answer that needs no loss is compared with the update.
+#: What is compared with the update where an answer needs no loss, in words.
 _COMPARED = {
     ALONE: "that layer's gradient, as one sample gives it,",
     SPEAR_ALONE: "that layer's gradient, as these samples give it,",
@@ -85,14 +85,14 @@ _SIGN = "If the sign of the update is as stated, which nothing in it shows, and"
 
 
 def called(attack: str) -> str:
-    """What a person calls an attack of an audit, such as "FedLeak, 400 iterations" for `fedleak_400`."""
+    """The readable name of an attack of an audit, such as "FedLeak, 400 iterations" for `fedleak_400`."""
     kind, iterations = _kind_and_iterations(attack)
     name = _CALLED.get(kind, kind)
     return f"{name}, {iterations} iterations" if iterations else name
 
 
 def _kind_and_iterations(attack: str) -> tuple[str, str]:
-    """The parts of `fedleak_400`, or of `row_space`, which is of one length only; the second part is then empty."""
+    """Split an attack's name: `fedleak_400` into "fedleak" and "400", and `row_space` into "row_space" and ""."""
     name, _, iterations = attack.rpartition("_")
     return (name, iterations) if iterations.isdigit() else (attack, "")
 
@@ -100,33 +100,33 @@ def _kind_and_iterations(attack: str) -> tuple[str, str]:
 class Answer(NamedTuple):
     """What one attack found."""
 
-    attack: str  # "row_space"; of a search that is made in several lengths, with the planned iterations: "fedleak_400"
-    x: np.ndarray  # (B, H, W, channels) in [0, 1], or in the unit of the inputs where equations gave others
+    attack: str  # such as "row_space"; a search of several lengths adds its planned iterations: "fedleak_400"
+    x: np.ndarray  # (B, H, W, channels) in [0, 1], or in the inputs' own unit where equations gave other values
     y: np.ndarray  # (B,) int32; -1 where no label was found
-    misfit: float  # |g' - g| / |g| of the whole update, with g' simulated at the answer on the exact model
-    cosine_distance: float  # between the same two
+    misfit: float  # |g' - g| / |g| of the whole update g, where g' is simulated from the answer on the exact model
+    cosine_distance: float  # between g' and g
     agreement: np.ndarray | None = None  # (B,) SSIM between two independent starts; None for a closed form
     solved: bool = False  # whether equations gave the images, without a search
     seconds: float = 0.0
-    compiling: float = 0.0  # seconds of them in which programs were compiled, or read if they were kept
+    compiling: float = 0.0  # part of `seconds` in which programs were compiled, or read from a cache
     iterations: int = 0
     finished: bool = True  # False where the budget ended it
-    # False where too little of the update is known to certify images: it has fewer entries than they have numbers, or
-    # they are too far from a gradient that is known between bounds alone.
+    # False where too little of the update is known to certify images: it has fewer entries than the images have
+    # numbers, or only bounds of the gradient are known and the answer is too far from them.
     determined: bool = True
-    undetermined: np.ndarray | None = None  # (B,) bool, whether `rival` found another image; None: it was not asked
-    remainder: float | None = None  # the least misfit near the answer, found without a prior; None as above
-    fitted_remainder: float | None = None  # the same under whatever loss fits the update; None where it was not asked
-    noise: float = 0.0  # the misfit that the stated noise alone would leave of it
-    allowed: float | None = None  # the most that may remain where no other loss explains more; None: not asked
-    below_head: float = 0.0  # |g' - g| / |g| near the answer of the layers below the head; 0 where it was not asked
-    beyond: float | None = None  # as the remainder, with pixels outside [0, 1]; None where it was not asked
-    contradicted: str = ""  # what of the update contradicts the client's statement, in a sentence; nothing is certified
-    toned: np.ndarray | None = None  # (B,) bool, whether in other tones it explains the update as well; None as above
+    undetermined: np.ndarray | None = None  # (B,) bool, whether another image explains the update too; None: not tested
+    remainder: float | None = None  # least misfit of images near the answer, found without a prior; None: not tested
+    fitted_remainder: float | None = None  # the remainder under a loss that is fitted to the update; None: not tested
+    noise: float = 0.0  # the misfit that the stated noise alone would leave at the client's own images
+    allowed: float | None = None  # largest remainder of a certificate if no other loss explains more; None: no limit
+    below_head: float = 0.0  # |g' - g| / |g| over the layers below the head, near the answer; 0 where it was not tested
+    beyond: float | None = None  # the remainder where pixels may lie outside [0, 1]; None: not tested
+    contradicted: str = ""  # what in the update contradicts the client's statement; then nothing is certified
+    toned: np.ndarray | None = None  # (B,) bool, whether other tones explain the update as well; None: not tested
 
     @property
     def kind(self) -> str:
-        """What kind of attack it was, whatever its length."""
+        """The kind of attack, without its number of iterations."""
         return _kind_and_iterations(self.attack)[0]
 
     @property
@@ -136,14 +136,14 @@ class Answer(NamedTuple):
 
     @property
     def matched(self) -> bool:
-        """Whether the answer's gradient is that of the update, without which nothing else about it counts."""
+        """Whether the answer's gradient matches the update; if not, nothing else about the answer counts."""
         return self.cosine_distance < MATCHED_BELOW
 
     @property
     def lacks_noise(self) -> bool:
-        """Whether the answer has the update more nearly than the stated noise lets the client's own images have it.
+        """Whether the answer is nearer to the update than the stated noise lets the client's own images be.
 
-        The noise is then not there as stated, or the search has fitted it, and it explains nothing that remains.
+        The noise is then not there as stated, or the search has fitted it. It cannot explain what remains.
         """
         if self.remainder is None or not self.noise or not self.matched:
             return False
@@ -151,9 +151,9 @@ class Answer(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Whether the stated client explains the layers below the head, and the whole as well as any loss does.
+        """Whether the stated client explains the layers below the head, and the whole update as well as any loss does.
 
-        After several steps, and where no loss can be fitted, little of the whole may be left.
+        After several steps, and where no other loss can be fitted, only little of the update may remain unexplained.
         """
         if self.remainder is None:
             return True
@@ -170,12 +170,12 @@ class Answer(NamedTuple):
 
     @property
     def explains_lower_layers(self) -> bool:
-        """Whether the layers below the head are explained, also where the head outweighs them."""
+        """Whether the answer explains the layers below the head by themselves, however much the head outweighs them."""
         return self.below_head <= _LOWER_LAYERS_BELOW
 
     @property
     def counted_agreement(self) -> np.ndarray | None:
-        """(B,) the agreement where it counts: starts that agree on images with another gradient tell nothing."""
+        """(B,) the agreement; None without a match, as agreement on images with another gradient tells nothing."""
         return self.agreement if self.matched else None
 
     @property
@@ -189,21 +189,21 @@ class Answer(NamedTuple):
 
     @property
     def measure(self) -> str:
-        """What agreement is counted in."""
+        """The unit of the agreement, in words."""
         return "an SSIM" if has_ssim(self.x.shape[1:]) else "a similarity (1 minus the largest difference)"
 
     @property
     def agreement_needed(self) -> float:
-        """The agreement between starts that a certificate takes: an SSIM, or as `similarity` says for rows."""
+        """The agreement between starts that a certificate requires: an SSIM, or for rows a `similarity`."""
         if not has_ssim(self.x.shape[1:]):
             return _ROWS_AGREE_ABOVE
         return _PEELED_AGREE_ABOVE if self.kind in (PEELED, PEELED_ALONE) else AGREE_ABOVE
 
     @property
     def agree(self) -> np.ndarray:
-        """(B,) bool: images that two independent starts found, which the prior alone may have made alike.
+        """(B,) bool: images on which two independent starts agree, even if only because they share a prior.
 
-        None of a search that the budget cut short: starts are smoothed alike, and may part again before the end.
+        No image counts if the budget cut the search short: starts are smoothed alike, and may part before the end.
         """
         if self.agreement is None or not self.finished:
             return np.zeros(len(self.x), bool)
@@ -226,14 +226,14 @@ class Verdict(NamedTuple):
         best: the answer that explains the gradient best, or None; the truth does not take part in the choice.
         labels: (C,) how many samples of every class are proven to be in the batch.
         threat: what the attacker is granted, in a sentence.
-        metrics: verdict, label_count, images_certified, and attacked, whether an attack on images came to its end;
-            token_count where tokens are named; gradient_misfit; agreement where the gradient is matched; where starts
-            agree, undetermined, the share of images in whose place another one explains the update as well; remainder,
-            the misfit that a descent without a prior leaves near the answer; and below_head, that of the layers below
-            the head alone; with truth those of `jaxleak.metrics.image_scores`.
-        truth: (B, H, W, channels) in the order of the best answer, where it was given.
-        notes: what of the network the attacks had to take as it is.
-        tokens: numbers of the tokens that the batch holds, if the update of one-hot codes names them.
+        metrics: verdict, label_count, images_certified, and attacked (whether an attack on images came to its end);
+            token_count where tokens are named; gradient_misfit; agreement where the gradient is matched. Where starts
+            agree: undetermined (the share of images in whose place another one explains the update as well), remainder
+            (the misfit that a descent without a prior leaves near the answer) and below_head (the same for the layers
+            below the head alone). With truth: the scores of `jaxleak.metrics.image_scores`.
+        truth: (B, H, W, channels) the true images in the order of the best answer; None where they were not given.
+        notes: parts of the network that the attacks had to take as they are, in words.
+        tokens: indices of the tokens in the batch, if the inputs are one-hot codes and the update names them, or None.
     """
 
     verdict: Outcome
@@ -257,18 +257,18 @@ class Verdict(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The verdict with what leaks: "leaks images and labels"; of tokens with what they rest on."""
+        """The verdict and what leaks, such as "leaks images and labels"; a leak of tokens names its condition."""
         *first, last = self.leaked or ("",)
         last += " (if its inputs are one-hot codes)" if last == "tokens" else ""
         return f"{self.verdict} {', '.join(first)}{' and ' if first else ''}{last}".strip()
 
 
 def best_of(answers: list[Answer]) -> Answer | None:
-    """The answer with certified images first, then the one with the least misfit; nothing here knows the truth.
+    """The answer with the most certified images, then the least misfit; the truth takes no part in the choice.
 
-    The misfit of a search without the loss counts twice, since some numbers were fitted to the update that it compares.
-    Where the stated loss was refuted, such a search is chosen for its certificates alone: it has the update, and may
-    have found the images in another brightness.
+    The misfit of a search without the loss counts twice, since this search has fitted some numbers to the update.
+    Where the stated loss was refuted, such a search is chosen for its certificates alone: it matches the update, but
+    may have found the images in another brightness.
     """
     finite = [answer for answer in answers if np.isfinite(answer.misfit)]
     refuted = any(not answer.explained for answer in finite)
@@ -297,17 +297,17 @@ def decide(
 
     Args:
         findings: what the checks found.
-        labels: (C,) proven samples of every class.
+        labels: the labels that the update proves.
         best: the answer that `best_of` chose, or None.
         tried: what was tried and how far it got, in sentences.
-        not_tried: what was not, and why.
+        not_tried: what was not tried and why, in sentences.
         attacked: whether any attack came to its end.
-        stated: what must be as stated for images that a search found, as a clause.
-        tokens: what the update tells of tokens, if it does.
+        stated: the condition under which images that a search found are the client's, as a clause.
+        tokens: the tokens that the update names, or None.
     """
     warnings = [f"Warning: {finding}" for finding in findings if finding.status == "suspicious"]
     wrong = failed(findings)
-    if wrong:  # what is suspicious besides may be the cause
+    if wrong:  # other suspicious findings may be the cause
         return "inputs inconsistent", (*map(str, wrong), *warnings)
     reasons = []
     if labels.proven.any():
@@ -340,12 +340,12 @@ def decide(
             alone += " the whole image or in parts"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
-        # Samples of one class may have proportional gradients in a layer, whose sum is that of a blend of them.
+        # Samples of one class may have proportional gradients in a layer. Their sum is then the gradient of a blend.
         if not granted and total == 1:
             granted = ", if the update is one sample's, as stated"
         elif best.kind == ANY_LOSS:
             granted = ", if the batch size is as stated"
-        if best.kind in (ALONE, SPEAR_ALONE):  # the inputs of a layer are a quotient of the two
+        if best.kind in (ALONE, SPEAR_ALONE):  # the inputs are a quotient of their gradients
             granted += f"{', and' if granted else ', if'} the layer's weights and biases have one learning rate"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
@@ -358,7 +358,7 @@ def decide(
     withheld += [finding.evidence for finding in findings if finding.name == UNCHECKED]
     if reasons:
         return "leaks", (reasons[0], *warnings, *reasons[1:], *withheld)
-    if not attacked:  # the reader asks first why
+    if not attacked:  # readers ask first why nothing was attacked
         return "not attacked", (*tried, *not_tried, *warnings, *withheld)
     return "not shown to leak", (*warnings, *tried, *not_tried, *withheld)
 
@@ -386,7 +386,7 @@ def _proven(labels: Labels) -> str:
 
 
 def _granted(stated: tuple[str, ...]) -> str:
-    """What a proof of labels rests on, where the client has stated these things of itself."""
+    """The conditions of a proof of labels, given what the client has `stated` about itself."""
     without = f"class weights{'' if 'momentum' in stated else ', momentum'} and weight decay"
     as_stated = (
         f", and the {' and the '.join(stated)} {'is' if len(stated) == 1 else 'are'} as stated" if stated else ""

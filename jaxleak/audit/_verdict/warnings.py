@@ -1,4 +1,4 @@
-"""What is odd about the answer of an audit, as findings that warn: mistaken inputs may look like a safe client."""
+"""Findings that warn of an odd answer of an audit, since mistaken inputs may look like a safe client."""
 
 import itertools
 from collections.abc import Sequence
@@ -52,13 +52,13 @@ def unexplained(
     tried: bool = True,
     steps: int = 1,
 ) -> list[Finding]:
-    """Findings that warn where nothing was shown and mistaken inputs would look the same.
+    """Findings that warn where no image was certified, since mistaken inputs would look the same.
 
     Args:
         best: the answer that `best_of` chose, or None.
         findings: what the checks before the attacks found.
-        answers: what all attacks found, each of which may have refuted what is stated.
-        tried: whether any attack came to an answer in the time given; if none did, no mistake is likelier for it.
+        answers: what all attacks found; each answer may refute what is stated.
+        tried: whether any attack came to an answer in the time given; if none did, this does not point to a mistake.
         steps: how many local steps the client took, of all epochs.
     """
     if not tried:
@@ -105,7 +105,7 @@ def unexplained(
 
 
 def _refuted(answers: Sequence[Answer]) -> Answer | None:
-    """An answer that has the update, and shows that what is stated does not; None where there is none."""
+    """An answer that matches the update, but shows that the stated client does not explain it; else None."""
     return next((answer for answer in answers if answer.matched and not answer.explained), None)
 
 
@@ -114,7 +114,7 @@ def copied(best: Answer | None, findings: Sequence[Finding] = ()) -> list[Findin
 
     Args:
         best: the answer that `best_of` chose, or None.
-        findings: what the checks found, the rank of the head's gradient among it.
+        findings: what the checks found, including the finding on the rank of the head's gradient.
     """
     places = [] if best is None else np.flatnonzero(best.shown).tolist()
     pairs = list(itertools.combinations(places, 2))
@@ -156,7 +156,7 @@ def out_of_range(best: Answer | None) -> list[Finding]:
 
 
 def less_noise(answers: Sequence[Answer]) -> list[Finding]:
-    """A warning where an answer has the update more nearly than the stated noise lets the client's own images have it.
+    """A warning where an answer is nearer to the update than the stated noise lets the client's own images be.
 
     Args:
         answers: what all attacks found.
@@ -173,7 +173,7 @@ def less_noise(answers: Sequence[Answer]) -> list[Finding]:
 
 
 def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
-    """A warning where the answer that explains the gradient has other labels than the head proves: another loss.
+    """A warning where the answer that explains the gradient lacks labels that the head proves: the loss may differ.
 
     Args:
         best: the answer that `best_of` chose, or None.
@@ -193,7 +193,7 @@ def contradicted(best: Answer | None, labels: Labels) -> list[Finding]:
 
 
 def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defended: bool = False) -> list[Finding]:
-    """A warning where one layer or another loss explains the answer, and the client as it is stated does not.
+    """A warning where an answer has the gradient of one layer, or the update under another loss, but not as stated.
 
     Args:
         best: the answer that `best_of` chose, or None.
@@ -201,7 +201,7 @@ def beside_the_statement(best: Answer | None, answers: Sequence[Answer], *, defe
         defended: whether the client has changed its update, so that one layer alone may be as stated.
     """
     refuted = any(not answer.explained for answer in answers)
-    if not defended:  # behind a defense, what is not known of it may keep the stated loss from the update
+    if not defended:  # unknown parts of a defense may keep the stated loss from explaining the update
         refuted |= not any(answer.matched and not answer.fitted for answer in answers)
     if best is not None and best.fitted and best.matched and refuted:
         evidence = "The answer has the update under a loss that is fitted to it, and not under the stated one."

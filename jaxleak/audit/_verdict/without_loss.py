@@ -1,4 +1,4 @@
-"""What a search without the loss leaves open, which a certificate must know."""
+"""Whether another loss explains an update better, and how much of it a certified answer may leave unexplained."""
 
 import math
 
@@ -9,34 +9,34 @@ from jaxleak.audit._verdict.questions import rival_of
 from jaxleak.audit._verdict.verdict import Answer, called
 from jaxleak.defenses.mechanisms import Clipped, Recomputed
 
-#: Relative misfit that a descent without a prior may leave of the update without a further question. Class weights and
-#: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them; but kinks and
+#: Relative misfit that a descent without a prior may leave of the update without a further test. Class weights and
+#: smoothed labels that nobody stated leave more, and starts then agree on images that make up for them. But kinks and
 #: batch statistics may leave as much of a correct update.
 _EXPLAINED_BELOW = 0.02
-#: What may remain of several samples of two classes, whatever other losses leave. One number for each sample has to
-#: make up for another loss or scale: blends then leave 0.5 to 1.3 %, under a fitted loss too, and right images 0.14 %.
+#: The same limit for several samples of two classes, whatever other losses leave. One number per sample then has to
+#: make up for another loss or scale: blends leave 0.5 to 1.3 %, under a fitted loss too, and right images 0.14 %.
 _OF_TWO_CLASSES_BELOW = 0.003
-#: What a descent may leave at the most, whatever other losses leave. Right images of networks with batch statistics
-#: left up to 0.039 of their updates, and wrong ones 0.056 and more: under smoothed labels by the search without the
-#: loss, in another layout, and behind error feedback. One image that a search without the loss found was
-#: wrong at 0.048 (`experiments.mistakes`, seed 0).
+#: The most that a descent may leave, whatever other losses leave. Right images of networks with batch statistics left
+#: up to 0.039 of their updates. Wrong ones left 0.056 and more: under smoothed labels by the search without the loss,
+#: in another layout, and behind error feedback. One image that a search without the loss found was wrong at 0.048
+#: (`experiments.mistakes`, seed 0).
 _CERTIFIED_BELOW = 0.05
-#: Values of pixels among which the client's are, if it has not kept them in [0, 1] as is stated.
+#: Range of pixel values that is tried in case the client has not kept its pixels in [0, 1] as stated.
 _BEYOND = (-2.0, 3.0)
-#: How near to 0 or 1 a search leaves pixels that it would take further.
+#: Distance to 0 or 1 below which a search may have been stopped by that bound.
 _AT_BOUNDS = 0.005
 
 
 def why_not(case: Case) -> str:
-    """Why no search without the loss applies to the case; nothing if one does."""
+    """Why no search without the loss applies to the case; empty if one does."""
     return why_not_any_loss(case.share.model, case.share, case.samples)
 
 
 def _no_loss_is_fitted(case: Case) -> bool:
-    """Whether nothing tells which other loss would explain an update.
+    """Whether no other loss can be fitted to an update.
 
-    So it is where no search without the loss applies, and where a defense withholds the last layer's gradient, which
-    other losses are read off, or changes samples one by one by means of the loss.
+    This is the case where no search without the loss applies. It is also the case where a defense withholds the last
+    layer's gradient, from which other losses are read, or changes the samples one by one by means of the loss.
     """
     if why_not(case):
         return True
@@ -58,15 +58,15 @@ def under_any_loss(case: Case) -> Case:
 
 
 def as_stated(case: Case, answer: Answer) -> Answer:
-    """The answer of a search, which says whether the stated loss explains the update as well as any loss does.
+    """The answer of a search, with fields that say whether the stated loss explains the update as well as any loss.
 
-    Under another loss, starts may agree on images that make up for it. What images near the answer leave unexplained
-    then remains under the stated loss, and falls under a loss that is fitted to the update. Where kinks or batch
-    statistics keep a descent from its end, both stay. Where no loss can be fitted, as after several steps or behind a
-    frozen head, little may remain. Behind a defense, what its noise leaves may remain as well, unless the answer shows
-    that it is not there. Where much remains and pixels end at 0 or 1, values beyond are tried, too. More than 5 % may
-    remain in no case, and not more than 2 % where a defense leaves entries out: there is less to contradict a wrong
-    image, and what was left out of earlier rounds may have been added.
+    If the client used another loss, starts may agree on images that make up for it. Images near the answer then leave
+    more of the update unexplained under the stated loss than under a loss that is fitted to it. If instead kinks or
+    batch statistics keep a descent from its end, both losses leave about as much. Where no loss can be fitted, as after
+    several steps or behind a frozen head, only little may remain. Behind a defense, what its noise leaves may remain as
+    well, unless the answer shows that this noise is not there. Where much remains and pixels end at 0 or 1, values
+    beyond are tried, too. More than 5 % may never remain, and not more than 2 % where a defense leaves entries out:
+    fewer entries then contradict a wrong image, and entries left out of earlier rounds may have been added.
     """
     remainder = answer.remainder
     if remainder is None or case.received.undone is not None:  # no noise is known of a gradient between bounds
@@ -96,12 +96,12 @@ def _of_two_classes(case: Case) -> bool:
 
 
 def _at_most(answer: Answer, most: float) -> Answer:
-    """The answer, which is held to a limit if more than that remains."""
+    """The answer, with `most` as the limit on its remainder if more than that remains."""
     return answer._replace(allowed=most) if answer.remainder is not None and answer.remainder > most else answer
 
 
 def as_fitted(case: Case, answer: Answer) -> Answer:
-    """The answer of a search without the loss, of whose update little may remain: no other loss explains more of it.
+    """The answer of a search without the loss, with a limit on its remainder, as no other loss explains more.
 
     Args:
         case: from `under_any_loss`.
