@@ -151,9 +151,9 @@ NAMES = {
     """,
     "jaxleak.study.parties": """
         about_run ADVERSARY ATTACK_LABELS column_section correlations draw_correlations draw_pictures draw_strips
-        FieldName IMAGE_WIDTHS in_report OptimizerName OPTIMIZERS PLAIN_RATES Records records_of run_case Runs runs_for
-        score_name seconds_of sources_of_parties split_problem SplitCase SplitJob SplitJobs SplitProblem SplitSetup
-        task_scores THREAT
+        FieldName IMAGE_WIDTHS in_report in_short OptimizerName OPTIMIZERS PLAIN_RATES Records records_of run_case Runs
+        runs_for score_name seconds_of sources_of_parties split_problem SplitCase SplitJob SplitJobs SplitProblem
+        SplitSetup task_scores THREAT
     """,
     "jaxleak.study.plots": """
         certificate curves grouped_bars LEAST_SPAN legend_below residual_scatter save_figure scaling SPOKEN STYLE

@@ -26,6 +26,7 @@ from jaxleak.study.parties import (
     column_section,
     draw_pictures,
     in_report,
+    in_short,
     runs_for,
     score_name,
     split_problem,
@@ -113,20 +114,20 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
     of_columns: list[Section] = []
     for name, job in jobs.items():
         arrays = [runner(job, seed).arrays for seed in seeds]
-        # A data specification may contain a path, which must not become part of a file's name.
         figures = folder.path / "figures"
         captions |= draw_pictures(figures, _in_names(name), job.case, scores[name], arrays, seed=seeds[0])
         of_columns += column_section(name, job.case, arrays[0], seed=seeds[0])
     header, rows = ("score", *jobs), table_of(scores)
+    short = in_short(scores)
     write_markdown(
         folder, "What one party of vertical training learns about the others",
         command=command_line("python -m experiments.vflrecon", args), seeds=seeds,
-        sections=[Section("Scores", (_READING, *sizes), header, rows), *of_columns], captions=captions,
+        sections=[short, Section("Scores", (_READING, *sizes), header, rows), *of_columns], captions=captions,
     )  # fmt: skip
     folder.finish(results)
     for own in ((header, rows), *((section.header, section.rows) for section in of_columns)):
         show_table(*own)
-    print(folder.contents())
+    print(*short.text, folder.contents(), sep="\n")
     return results
 
 

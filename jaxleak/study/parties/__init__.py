@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         SplitCase,
         SplitSetup,
     )
+    from jaxleak.study.parties._in_short import in_short
     from jaxleak.study.parties._jobs import SplitJob, SplitJobs, runs_for, seconds_of
     from jaxleak.study.parties._names import ATTACK_LABELS, in_report, score_name
     from jaxleak.study.parties._pictures import draw_correlations, draw_pictures, draw_strips
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "column_section": "_by_column",
     **dict.fromkeys(("FieldName", "OptimizerName", "SplitCase", "SplitSetup"), "_case"),
+    "in_short": "_in_short",
     **dict.fromkeys(("SplitJob", "SplitJobs", "runs_for", "seconds_of"), "_jobs"),
     **dict.fromkeys(("ATTACK_LABELS", "in_report", "score_name"), "_names"),
     **dict.fromkeys(("draw_correlations", "draw_pictures", "draw_strips"), "_pictures"),
@@ -87,6 +89,7 @@ __all__ = [
     "draw_pictures",
     "draw_strips",
     "in_report",
+    "in_short",
     "records_of",
     "run_case",
     "runs_for",
