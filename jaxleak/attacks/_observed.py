@@ -1,4 +1,4 @@
-"""Whether an observation holds what an attack reads, and whether that belongs to the model.
+"""Checks that an observation holds what an attack reads, and that the payload belongs to the model.
 
 Grants are checked here and nowhere else: an attack declares what it reads (`Reads`), and calls `require` where it sees
 an observation.
@@ -28,7 +28,7 @@ class Reads(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """An `Observation` that has passed `require`, so that the fields that the attack reads are there."""
+    """An `Observation` that has passed `require`: every field that the attack reads is present."""
 
     round: jax.Array
     params: PyTree
@@ -40,7 +40,7 @@ class Granted(NamedTuple):
     label_holder: LabelHolderRecord
 
 
-#: What a message says of a field that is read and not there, behind the name of the attack.
+#: The error message for each field that an attack reads but the observation lacks. The attack's name precedes it.
 _MISSING = {
     "params": "needs the model's parameters, which the observation does not hold",
     "index": "aligns its answer with the private samples and needs batch indices; the threat must grant index",
@@ -52,7 +52,7 @@ _MISSING = {
 
 
 def require(observation: Observation, reads: Reads) -> Granted:
-    """The observation, with all that is read.
+    """Check that the observation holds everything that the attack reads, and return it.
 
     Args:
         observation: what the threat granted, possibly traced.
@@ -77,7 +77,7 @@ def require(observation: Observation, reads: Reads) -> Granted:
         of = "the whole payload" if reads.leaves is None else "parts of the payload"
         raise ValueError(f"{reads.who} reads {of}, but the threat does not grant {', '.join(missing)}")
     if reads.params and reads.leaves != ():
-        # A leaf that broadcasts against the model's would be compared without an error, and matched with nothing.
+        # A leaf whose shape broadcasts against the model's would be compared without an error, but could never match.
         _check_fit(observation.payload, weights, reads.leaves)
     return Granted(*observation)  # type: ignore[arg-type]  # those of them that are read are there
 
@@ -101,7 +101,7 @@ def check_payload(payload: PyTree, variables: PyTree, read: Collection[str] | No
 
 
 def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | None = None) -> None:
-    """All that `check_payload` compares but the values, hence also for traced arrays and for shapes alone.
+    """Compare as `check_payload` does, but not the values: for traced arrays, or for shapes alone.
 
     Raises:
         ValueError: naming the first leaf that is missing, unexpected, or of another shape or dtype.
@@ -110,7 +110,7 @@ def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | Non
 
 
 def _weights(variables: PyTree) -> dict[str, Any]:
-    """The trained leaves by name, of a classifier's variables or of a split model's parameters."""
+    """The trained leaves by name. `variables` are a classifier's variables or a split model's parameters."""
     return named_leaves(variables.get("params", variables))
 
 
@@ -124,6 +124,6 @@ def _check_fit(payload: PyTree, weights: Mapping[str, Any], read: Collection[str
         weight = weights[name]
         if value.shape != weight.shape:
             raise ValueError(f"payload leaf {name} must have shape {weight.shape}, got {value.shape}")
-        # Half-precision uploads are attacked too, but whoever widens them should know that they did.
+        # Half-precision uploads can be attacked too, but the caller has to widen them explicitly.
         if value.dtype != weight.dtype:
             raise ValueError(f"payload leaf {name} must have the model's dtype {weight.dtype}, got {value.dtype}")

@@ -1,8 +1,9 @@
-"""For attacks on the gradients that a server aggregates round after round, with the indices of every batch.
+"""The parts of attacks on a server's aggregated gradients of many rounds, with the indices of every batch.
 
-The settings and parts of CAFE in its descending (`cafe`) and its solving form (`cafe_exact`), CAFE as its papers and
-its published code configure it, and the attacks that it is compared with: index-aligned fake samples under other
-objectives (`aligned_dlg` and its kin).
+The module holds the settings and parts of CAFE in its two forms: `cafe` descends an objective, and `cafe_exact` solves
+equations. It also holds CAFE as its papers and its published code configure it. The last part is the attacks that CAFE
+is compared with: they optimise index-aligned fake samples under other objectives (`aligned_dlg` and the other functions
+whose names begin with `aligned`).
 """
 
 from jaxleak.attacks._cafe.baselines import (

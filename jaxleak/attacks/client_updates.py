@@ -1,8 +1,8 @@
-"""For attacks on one client's update: the parts that `inversion` and its presets are made of.
+"""The parts of attacks on one client's update: `inversion` and its presets are made of them.
 
-They say what is optimised (`pixels`, `generator_weights`, `generator_latents`), what is compared (`Gradients`,
-`AnyLoss`, `RowSpaces`), what is known of images (`variation_prior` and its kin), how the attacker's copy of the model
-is smoothed, and which leaves of the update an attack reads.
+The parts define what is optimised (`pixels`, `generator_weights`, `generator_latents`), what is compared (`Gradients`,
+`AnyLoss`, `RowSpaces`), and what is known about images (`variation_prior` and the other priors). They also define how
+the attacker's copy of the model is smoothed, and which leaves of the update an attack reads.
 """
 
 from jaxleak.attacks._inversion.any_loss import AnyLoss

@@ -1,9 +1,10 @@
-"""For attacks on what one party of split vertical learning records: the parts of `vflrecon` and `vflrecon_free`.
+"""The parts of attacks on one party's record of split vertical learning: `vflrecon` and `vflrecon_free`.
 
-They are the fields of a record that may be read, the shadow runs that train the reconstruction network, what the
-attacker predicts from its own features alone, and labels from comparisons of returned gradients. The label holder, who
-receives what the parties send, has a regression of their features (`fit_embedding_regression`), and under a cipher
-equations for their embeddings (`solved_embeddings`).
+The parts are the fields of a record that may be read, the shadow runs that train the reconstruction network, what the
+attacker predicts from its own features alone, and labels from comparisons of returned gradients. Two further attacks
+are for the label holder, who receives the embeddings that the parties send. It can predict the parties' features by
+regression (`fit_embedding_regression`). Where a cipher hides the embeddings, it can solve equations for them
+(`solved_embeddings`).
 """
 
 from jaxleak.attacks._vertical.baselines import FeatureBaseline, LabelBaseline, fit_feature_baseline, fit_label_baseline

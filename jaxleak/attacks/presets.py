@@ -1,6 +1,6 @@
 """Published gradient inversions as settings of one engine, each with its paper's hyper-parameters.
 
-A preset is a function from the number of iterations to `Settings`; what it does not fix is changed with `_replace`.
+A preset is a function from the number of iterations to `Settings`. Change any field of the result with `_replace`.
 """
 
 from collections.abc import Callable
@@ -89,8 +89,8 @@ def dlg(iterations: int = 300) -> Settings:
     """Deep leakage from gradients (Zhu et al. 2019): squared L2, L-BFGS, labels optimised jointly, free pixels.
 
     Args:
-        iterations: steps of L-BFGS with a line search each. The authors' code takes 300 calls of PyTorch's L-BFGS, of
-            up to 20 steps each: compare at 6,000.
+        iterations: steps of L-BFGS, each with a line search. The authors' code makes 300 calls of PyTorch's L-BFGS with
+            up to 20 steps each, so compare with it at 6,000.
     """
     return Settings(pixels("normal", box=None), Gradients(squared_l2), optax.lbfgs(), iterations, labels="joint")
 
@@ -103,12 +103,13 @@ def idlg(iterations: int = 300, labels: str = "single_label") -> Settings:
 def inverting_gradients(iterations: int = 4800, *, tv: float = 0.1) -> Settings:
     """Inverting Gradients (Geiping et al. 2020): cosine distance and total variation, signed Adam with step decay.
 
-    The authors search in pixels that are normalised by the data's mean and deviation (about 0.22 on CIFAR-10). In their
-    units the step of 0.1 here is four to five times as long, the prior as many times weaker, and the start wider.
+    The authors optimise pixels that are normalised by the data's mean and standard deviation (about 0.22 on CIFAR-10).
+    Here pixels are in [0, 1]. In the authors' units, the step of 0.1 used here is four to five times as long, the prior
+    is weaker by the same factor, and the initial pixels are spread more widely.
 
     Args:
         iterations: 4,800 in the paper's CIFAR-10 runs.
-        tv: weight >= 0 of the total variation; the paper's range is 1e-6 to 1e-1 on differently normalised images.
+        tv: weight >= 0 of the total variation. The paper uses 1e-6 to 1e-1, on images that are normalised differently.
     """
     optimizer = signed(step_decay_adam(0.1, iterations))
     return Settings(pixels("normal"), Gradients(cosine), optimizer, iterations, priors=((tv, variation_prior()),))
@@ -123,20 +124,22 @@ def sapag(iterations: int = 4000) -> Settings:
 def gradinversion(iterations: int = 20_000, *, granted_statistics: bool = False, group: int = 4) -> Settings:
     """GradInversion (Yin et al. 2021): L2 norms of layers, TV, l2, normalisation statistics, and a group of candidates.
 
-    Left out are the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The paper
-    does not say how its variation is normalised: here it is a mean over differences, which the printed 1e-4 makes weak
-    beside the norm of all differences that code of its authors for another paper has. Candidates begin as normal noise
-    in pixels of [0, 1], which is clipped, so that half of all pixels begin black. The answer is the candidate whose
-    gradient is nearest to the observed one. On small networks the printed weights draw all of them to the mean of their
-    starts before they match the gradient. That mean of noise scores 1 to 3 dB more than one start, and shows nothing;
-    `group=1` leaves it out.
+    This preset leaves out the registration of the candidates, the noise on the updates and the warm-up of 50 steps. The
+    paper does not say how its total variation is normalised. Here it is a mean over differences. The printed weight
+    1e-4 then counts little compared with the norm of all differences, which the authors' code for another paper uses.
+    Candidates start as normal noise that is clipped to [0, 1], so half of all pixels start black. The answer is the
+    candidate whose gradient is nearest to the observed one.
+
+    On small networks the printed weights draw all candidates to the mean of their starts before the gradient is
+    matched. That mean of noise scores 1 to 3 dB more than a single start, although it shows nothing of the images.
+    `group=1` turns the group off.
 
     Args:
         iterations: 20,000 in the paper.
-        granted_statistics: match the batch's normalisation statistics, which the threat must then grant; FedLeak's
-            threat model denies them, and says (section 2.4) that it compares attacks that assume such information all
-            the same; its table does not say which of them got it.
-        group: candidates held together by group consistency, > 0; the paper does not print how many.
+        granted_statistics: match the batch's normalisation statistics, which the threat must then grant. FedLeak's
+            threat model denies them. Its section 2.4 says that attacks which assume such information are compared all
+            the same, and its table does not say which of them got it.
+        group: number of candidates that group consistency holds together, > 0; the paper does not print it.
     """
     return Settings(
         pixels("normal"),
@@ -161,8 +164,9 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", noise_scale: float
         iterations: steps of Adam, > 0.
         noise: "gaussian" or "laplace", as the defense adds it.
         noise_scale: standard deviation of gaussian noise, or the scale of Laplace's, > 0.
-        tv: weight >= 0 of the variation, a mean over differences; beside nats, 0.1 is next to no prior. That of
-            photographs is a sum, weighed by `client_updates.natural_tv`, as in `adaptive.informed`.
+        tv: weight >= 0 of the total variation, a mean over differences. The likelihood is in nats, and beside it 0.1 is
+            almost no prior. The prior of photographs in `adaptive.informed` is a sum over differences instead, with the
+            weight `client_updates.natural_tv`.
 
     Raises:
         ValueError: on another noise, or a scale that is not > 0.
@@ -175,14 +179,15 @@ def bayes(iterations: int = 1000, *, noise: str = "gaussian", noise_scale: float
 
 
 def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
-    """FedLeak as we recommend to run it: relative L1 + cosine, TV, activation penalty, and the smoothing homotopy.
+    """FedLeak as we recommend running it: relative L1 + cosine, TV, activation penalty, and the smoothing homotopy.
 
-    The scale of the L1 term decides more than anything the paper ablates; partial matching and the blend of gradients
-    cost time and gave nothing where we measured them, so both are off (`experiments.fedleak --table table15 table16`).
-    Where batch normalisation hides the scale of the images, the 99.9 % quantile of their pixels is taken for white.
+    The scale of the L1 term matters more than anything that the paper ablates. Partial matching and the blend of
+    gradients cost time and gained nothing where we measured them, so both are off (`experiments.fedleak --table table15
+    table16`). Batch normalisation can hide the scale of the images. In that case the answer is rescaled so that the
+    99.9 % quantile of its pixels becomes white.
 
     Args:
-        iterations: steps of Adam at 0.05 with cosine decay; a homotopy wants thousands on networks with normalisation.
+        iterations: steps of Adam at 0.05 with cosine decay; a homotopy needs thousands on networks with normalisation.
         homotopy: smooth the attacker's copy of the model where that helps, see `recommended_smoothing`.
     """
     return Settings(
@@ -197,10 +202,10 @@ def fedleak(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
 
 
 def any_loss(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
-    """FedLeak as we recommend it, without the loss and without labels (ours): see `client_updates.AnyLoss`.
+    """`fedleak` for an attacker who knows neither the loss nor the labels (ours): see `client_updates.AnyLoss`.
 
-    For one gradient of one client. The answer has no labels. Steps twice as long as those of `fedleak` did better on
-    four images behind a ConvNet.
+    The attack is for one gradient of one client. Its answer has no labels. Its steps are twice as long as those of
+    `fedleak`, which did better on four images behind a ConvNet.
 
     Args:
         iterations: steps of Adam at 0.1 with cosine decay; otherwise as in `fedleak`.
@@ -212,11 +217,12 @@ def any_loss(iterations: int = 1000, *, homotopy: bool = True) -> Settings:
 
 
 def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
-    """Row spaces of a few layers in place of gradients (ours): for deep networks, whose gradients are chaotic.
+    """Compare row spaces of a few layers instead of gradients (ours): for deep networks, whose gradients are chaotic.
 
     Args:
-        iterations: steps of Adam at 0.03, which falls to zero after 70 % of them; 2,250 per image try shifts.
-        far: try shifts by up to 12 pixels instead of 6, which takes 4,470 per image; for several images.
+        iterations: steps of Adam at 0.03; the rate falls to zero over the last 30 %. Per image, 2,250 of them try
+            shifts.
+        far: try shifts by up to 12 pixels instead of 6, which takes 4,470 iterations per image; for several images.
     """
     held = round(0.7 * iterations)
     rate = optax.join_schedules(
@@ -237,11 +243,13 @@ def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
 def fedleak_paper(iterations: int = 10_000) -> Settings:
     """FedLeak as printed (section 5.1): R = 50 %, lambda' = 0.7, alpha = 1e-5, beta = 1e-4, Adam at 1e-4.
 
-    L1, TV and activation penalty are sums as written, over the batch too, so that the weights of the last two grow with
-    images and models. Where the paper is silent: TV is anisotropic, the penalty takes the output of every
-    non-linearity, Lambda is global and chosen by the simulated gradient, the probe ascends with k = 0.01 and keeps
-    Lambda. One reading differs from the print: the answer is the best iterate, with the inferred labels kept as they
-    are, where Algorithm 1 returns the last and also optimises the labels.
+    L1, TV and activation penalty are sums, as the paper writes them, and also sum over the batch. The weights of the
+    last two therefore act more strongly on more images and larger models. Where the paper is silent, we chose: TV is
+    anisotropic, the penalty takes the output of every non-linearity, Lambda is global and chosen by the simulated
+    gradient, the probe ascends with k = 0.01 and keeps Lambda.
+
+    One choice differs from the print. Algorithm 1 returns the last iterate and also optimises the labels. Here the
+    answer is the best iterate, and the inferred labels stay fixed.
     """
     return Settings(
         pixels("uniform"),
@@ -254,21 +262,21 @@ def fedleak_paper(iterations: int = 10_000) -> Settings:
     )
 
 
-#: From this height and width on the median filter of `fedleak_upstream` pays; in trials it cost 4 dB at 32 pixels.
+#: Height and width in pixels from which the median filter of `fedleak_upstream` helps. At 32 it cost 4 dB in trials.
 FILTERED_FROM = 64
 
 
 def fedleak_upstream(iterations: int = 10_000, *, median_filter: bool | None = None) -> Settings:
     """FedLeak as a public copy of its code runs it: the weights of an untrained generator, signed AdamW at 0.01.
 
-    Per-tensor selection of the upper half, mean L1 + cosine, and a blend of 0.7 p + 0.3 q with q at the point that a
-    step would reach. Its spectral norms and its second mask inside the cosine are left out; distances are over all
-    entries instead of tensor by tensor, and the sign is taken of the blend instead of either gradient. Labels are given
-    to it.
+    The settings select the upper half of each tensor, compare by mean L1 + cosine, and blend 0.7 p + 0.3 q, where q is
+    the gradient at the point that a step would reach. The published copy's spectral norms and its second mask inside
+    the cosine are left out. Distances here are over all entries instead of tensor by tensor, and the sign is taken of
+    the blend instead of each gradient. The threat must grant the labels.
 
     Args:
         iterations: steps of AdamW with cosine decay, > 0.
-        median_filter: filter the answer with a 5x5 median, as the code does; None filters images of at least
+        median_filter: filter the answer with a 5x5 median, as the published copy does; None filters images of at least
             `FILTERED_FROM` pixels in height and width.
     """
     optimizer = signed(optax.adamw(optax.cosine_decay_schedule(1e-2, iterations)))
@@ -297,15 +305,17 @@ def ggl(
 ) -> Settings:
     """GGL (Li et al. 2022): squared L2 over a generator's latents, searched without gradients, and a latent prior.
 
-    GRANT: public data. The generator was trained on images of the victim's kind, none of them the victim's; say which
-    beside every result. A defense's transform that the attacker estimates is part of the `share` that `inversion` gets.
+    GRANT: public data. The generator was trained on images like the victim's, but on none of the victim's own. State
+    which images beside every result. If the attacker estimates the transform of a defense, put the estimate into the
+    `share` that `inversion` gets.
 
-    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1). It divides the
-    distance by the number of tensors, so that the prior weighs less here, and its search by CMA-ES passes the latents
-    through tanh and has no prior. Their labels come from iDLG's rule for one image; another rule serves batches.
+    The numbers are those of the authors' code (500 generations of 50, KL weight 0.1, Adam at 0.1). Two things differ.
+    Their code divides the distance by the number of tensors, so the prior weighs less here. Their search by CMA-ES
+    passes the latents through tanh and has no prior. The authors infer labels with iDLG's rule, which is for one image;
+    batches need another rule.
 
     Args:
-        iterations: generations, or steps of Adam (2,500 there).
+        iterations: generations of CMA-ES, or steps of Adam (2,500 in the authors' code).
         generator: from `train_generator`, with kl > 0.
         search: "cma_es", which needs the package evosax, or "adam".
         population: candidates per generation of CMA-ES, > 1.
@@ -321,11 +331,12 @@ def ggl(
 
 
 def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
-    """ROG (Yue et al. 2023): squared L2 over the codes of an auto-encoder, by Adam; then a learned enhancement.
+    """ROG (Yue et al. 2023): squared L2 over the codes of an auto-encoder, with Adam; then a learned enhancement.
 
-    GRANT: public data, for both networks; as in `ggl`. The authors' released search goes over images that are a quarter
-    as wide and high, without a learned code, for 100 steps; codes are another choice of their paper. They enhance with
-    three pretrained networks, of which one knows the label; here one small network learns to from the public images.
+    GRANT: public data, for both networks; see `ggl`. The authors' released search optimises images that are a quarter
+    as wide and high, without a learned code, for 100 steps. Optimising codes is another option of their paper. They
+    enhance the answer with three pretrained networks, one of which knows the label. Here one small network learns the
+    enhancement from the public images.
 
     Args:
         iterations: steps of Adam at 0.05 with cosine decay, > 0.
@@ -336,12 +347,12 @@ def rog(iterations: int = 1000, *, generator: PublicGenerator) -> Settings:
     return Settings(candidate, Gradients(squared_l2), optimizer, iterations, enhance=generator.enhance)
 
 
-#: Presets that take a generator, hence public data, and the `kl` of `train_generator` that each wants: a search walks
-#: through GGL's codes, and ROG's keep more detail.
+#: Presets that take a generator, and therefore public data, each with the `kl` for `train_generator`. GGL's `kl` > 0
+#: keeps its codes easy to search; ROG's `kl` of 0 makes a plain auto-encoder, whose codes keep more detail.
 GENERATIVE = {"ggl": 0.1, "rog": 0.0}
 #: Presets whose optimizer, L-BFGS, evaluates the gradient several times per iteration.
 LINE_SEARCHES = ("dlg", "idlg")
-#: Presets whose descent by the signs of gradients stays when another optimizer takes the place of theirs.
+#: Presets that still descend by the signs of gradients when another optimizer replaces their own.
 KEEPING_SIGNS = ("inverting_gradients",)
 
 #: Every preset by name.
@@ -363,15 +374,15 @@ PRESETS: dict[str, Callable[..., Settings]] = {
 
 
 def preset(name: str, iterations: int | None = None, **options: Any) -> Settings:
-    """The preset of this name, with its own number of iterations or another; those in `GENERATIVE` need a `generator`.
+    """Make the preset of this name; presets in `GENERATIVE` need the option `generator`.
 
     Args:
         name: one of `PRESETS`.
-        iterations: > 0; None takes the preset's own.
-        options: arguments of the preset's own function.
+        iterations: number of iterations > 0; None takes the preset's own.
+        options: further arguments of the preset's function.
 
     Raises:
-        ValueError: on an unknown name, which the message answers with the known ones.
+        ValueError: on an unknown name; the message lists the known ones.
     """
     _validate.one_of(PRESETS, preset=name)
     if iterations is not None:

@@ -1,4 +1,4 @@
-"""Defenses: optax transforms of what is shared, each with the place it acts."""
+"""Defenses: optax transforms of shared values, each with the place where it acts."""
 
 from jaxleak.defenses import mechanisms
 from jaxleak.defenses._accounting import (

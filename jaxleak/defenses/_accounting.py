@@ -1,4 +1,4 @@
-"""What noise costs in (epsilon, delta): true accounting, and two formulas that papers use instead of it.
+"""Privacy (epsilon, delta) of noise: true accounting, and two formulas that papers use instead of it.
 
 True accounting is done by the `dp-accounting` package, which is imported when it is first needed.
 """
@@ -27,9 +27,9 @@ def epsilon_of(
 ) -> float:
     """Epsilon >= 0 of `steps` steps of DP-SGD, by Renyi accounting (an upper bound).
 
-    What counts as a neighbour goes with the sampling. "poisson": one example more or less, and every example enters a
-    batch on its own with probability `sampling_rate`. "without_replacement": one example replaced, and batches of a
-    fixed size are drawn anew in every step; the sum of clipped gradients then moves by twice the clip.
+    The sampling determines which data sets count as neighbours. "poisson": one example more or less, and every example
+    enters a batch on its own with probability `sampling_rate`. "without_replacement": one example replaced, and batches
+    of a fixed size are drawn anew in every step; the sum of clipped gradients then moves by twice the clip.
 
     Protocols that run through a shuffled set ("epoch") are neither. Their batches are disjoint within one epoch, so an
     example takes part once: `sampling_rate=1` with `steps` the number of epochs is valid there (neighbour: one
@@ -128,8 +128,8 @@ def epsilon_of_schedule(
 def classical_noise_multiplier(epsilon: float, delta: float) -> float:
     """sqrt(2 log(1.25 / delta)) / epsilon, the classical Gaussian mechanism (Dwork and Roth 2014, Theorem A.1).
 
-    For one release. The theorem needs epsilon < 1; beyond, the same formula is used as the papers do, without its
-    guarantee.
+    The formula is for one release. The theorem needs epsilon < 1. For larger epsilon the same formula is used, as in
+    the papers, but without the guarantee.
 
     Raises:
         ValueError: if epsilon <= 0 or delta is not in (0, 1).
@@ -138,10 +138,10 @@ def classical_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier_shorthand(epsilon: float, delta: float) -> float:
-    """sqrt(2 log(1 / delta)) / epsilon, what FedLeak (2025, section 6.4) calls the noise of DP-SGD for epsilon.
+    """sqrt(2 log(1 / delta)) / epsilon, FedLeak's (2025, section 6.4) noise multiplier of DP-SGD for an epsilon.
 
-    It counts neither steps nor sampling, and is smaller than the classical formula: a name for a noise level, not a
-    guarantee. `epsilon_of` says what a training run with it is worth.
+    The formula counts neither steps nor sampling, and is smaller than the classical formula: it names a noise level and
+    guarantees nothing. `epsilon_of` gives the epsilon of a training run with this noise.
 
     Raises:
         ValueError: if epsilon <= 0 or delta is not in (0, 1).

@@ -1,4 +1,4 @@
-"""The contract of a defense: an optax transform of what is shared that takes a fresh key every round."""
+"""The interface of a defense: an optax transform of a shared value that gets a fresh key every round."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
@@ -11,13 +11,14 @@ from jaxleak import _tree, _validate
 from jaxleak._base import PyTree
 from jaxleak.defenses.mechanisms import Mechanism
 
-#: Where a defense may act in split vertical training. At the parties: the tuple of embeddings (one (B, e) per party)
-#: before they leave for the label holder. At the label holder: the top's output before the loss, the loss gradient at
-#: that output, and the tuple of gradients (one (B, e) per party) that leave for the bottoms. At every owner: the
-#: gradients of single examples, a tuple with one tree per owner, bottoms first and the top last.
+#: The places where a defense may act in split vertical training. "bottom_output" is at the parties: the tuple of
+#: embeddings (one (B, e) per party) before they are sent to the label holder. The next three are at the label holder:
+#: the top's output before the loss, the loss gradient at that output, and the tuple of gradients (one (B, e) per party)
+#: that are sent to the bottoms. "per_example_gradient" is at every owner: the gradients of single examples, a tuple
+#: with one tree per owner, bottoms first and the top last.
 SPLIT_PLACES = ("bottom_output", "top_output", "top_output_gradient", "cut_gradient", "per_example_gradient")
 
-#: Where a defense may act in horizontal training, see `Defense.place`.
+#: The places where a defense may act in horizontal training, see `Defense.place`.
 HORIZONTAL_PLACES = ("payload", "per_example_gradient", "representation", "client_payloads", "server_view")
 
 
@@ -30,7 +31,7 @@ class PayloadEncoding(NamedTuple):
 
 
 def dense(encoding: PayloadEncoding) -> PayloadEncoding:
-    """What noise does to an encoding: nothing before it survives, every entry is an arbitrary float32 again."""
+    """The encoding after noise: whatever it was before, every entry is an arbitrary float32 again."""
     del encoding
     return PayloadEncoding()
 
@@ -45,10 +46,10 @@ class _Fields(NamedTuple):
 
 
 class Defense(_Fields):
-    """What a defense is: where it acts, and the transform.
+    """A defense: a transform, and the place where it acts.
 
-    Making one raises `ValueError` for a place that no protocol has, a transform that is none of optax, and a mechanism
-    that is no `mechanisms.Mechanism`.
+    The constructor raises `ValueError` for a place that no protocol has, a transform that is not one of optax, and a
+    mechanism that is not a `mechanisms.Mechanism`.
 
     place: one of `SPLIT_PLACES` in split vertical training, or of `HORIZONTAL_PLACES`:
 
@@ -60,19 +61,19 @@ class Defense(_Fields):
           "train" unless given, is that of the client's batch normalisation, and `loss`, the mean cross-entropy unless
           given, is the client's. A transform of your own takes others that it does not use as `**extra`;
         * "client_payloads": the payloads of all clients of a round together, with a leading client axis;
-        * "server_view": what the server can read of the payload. The model is updated with the payload itself.
+        * "server_view": the part of the payload that the server can read. The model is updated with the payload itself.
 
-        A protocol refuses a defense whose place it does not have.
+        A protocol refuses a defense for a place that it does not have.
     transform: an `optax.GradientTransformationExtraArgs` whose `update` takes the keyword `key`, or any other
-        transform of optax, which gets no key. One that has a generator or a seed of its own, such as
-        `optax.add_noise`, repeats its noise in every run, whatever the run's seed.
+        transform of optax, which gets no key. A transform with its own generator or seed, such as `optax.add_noise`,
+        repeats its noise in every run, whatever the run's seed.
     encode: how the transform changes the encoding on the wire, see `bits_on_the_wire`.
-    one_step: the payload must be the gradient of a single local step, which the defense computes anew or takes a step
-        of another optimizer with; protocols refuse it for several.
-    mechanism: what an attacker who knows the defense can tell about a payload, which `jaxleak.attacks.adaptive` reads.
-        None if no attack here makes use of such knowledge.
-    num_classes: C of the labels that the transform is made for, which a protocol refuses if its model has another
-        number; None if it does not depend on it.
+    one_step: whether the payload must be the gradient of a single local step, because the defense recomputes that
+    gradient or takes a step of another optimizer with it; protocols then refuse several steps.
+    mechanism: what an attacker who knows the defense can infer about a payload; `jaxleak.attacks.adaptive` reads it.
+    None if no attack here uses such knowledge.
+    num_classes: number C of classes for which the transform is made; a protocol refuses the defense if its model has
+    another number. None if the transform does not depend on it.
     """
 
     __slots__ = ()
@@ -86,7 +87,7 @@ class Defense(_Fields):
         mechanism: Mechanism | None = None,
         num_classes: int | None = None,
     ) -> "Defense":
-        """Check what is known before any payload is."""
+        """Check the fields; payloads are checked later."""
         _validate.one_of(tuple(dict.fromkeys((*HORIZONTAL_PLACES, *SPLIT_PLACES))), place=place)
         if not isinstance(transform, optax.GradientTransformation):
             raise ValueError(
@@ -102,7 +103,7 @@ class Defense(_Fields):
 
     @property
     def in_step(self) -> bool:
-        """Whether it acts inside a local step, so that a client of several has no place for it."""
+        """Whether the defense acts inside a local step, so that clients with several steps cannot use it."""
         return self.one_step or self.place == "per_example_gradient"
 
     def init(self, payload: PyTree) -> PyTree:
@@ -114,32 +115,33 @@ class Defense(_Fields):
 
         Args:
             key: random key of this round.
-            payload: what is shared.
+            payload: the value that is shared.
             state: from `init` or the last `update` of the same client.
-            **extra: whatever the defender knows besides, e.g. `labels`; it reaches the transform as keywords.
+            **extra: what else the defender knows, e.g. `labels`; the transform gets it as keywords.
 
         Returns:
             The transformed payload, of the same types, and the new state.
 
         Raises:
-            FloatingPointError: if the payload is not finite. Inside jit there are no values to look at, and a
-                non-finite payload goes through.
-            ValueError: if the transform changes the payload's tree or the shape of a leaf, or makes complex numbers;
-                names the leaf.
+            FloatingPointError: if the payload is not finite. Inside jit values cannot be checked, and a non-finite
+                payload passes.
+            ValueError: if the transform changes the payload's tree or the shape of a leaf, or returns complex numbers;
+                the message names the leaf.
         """
         _validate.finite(_tree.concrete(payload), "payload")
         shared, state = self.transform.update(payload, state, None, key=key, **extra)
         _require_same_shapes(payload, shared)
-        # Noise is drawn in float32 and the sum rounded: drawn in bfloat16 it would take few different values.
+        # Noise is drawn in float32, and then the sum is rounded. Noise drawn in bfloat16 would take few different
+        # values.
         return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), shared, payload), state
 
     def apply(self, key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
-        """`update` for clients that keep no state between rounds: every round is the first."""
+        """`update` for clients that keep no state between rounds: every round starts from the initial state."""
         return self.update(key, payload, self.init(payload), **extra)[0]
 
 
 def _require_same_shapes(payload: PyTree, shared: PyTree) -> None:
-    """Refuse a payload that would be broadcast over the weights, or match none of them."""
+    """Refuse a transformed payload that would be broadcast over the weights, or would match none of them."""
     before, after = ({name: jnp.shape(leaf) for name, leaf in _tree.named_leaves(t).items()} for t in (payload, shared))
     if before.keys() != after.keys():
         changed = ", ".join(sorted(before.keys() ^ after.keys()))
@@ -156,16 +158,16 @@ def _require_same_shapes(payload: PyTree, shared: PyTree) -> None:
 
 
 def in_order(defenses: Defense | Sequence[Defense]) -> tuple[Defense, ...]:
-    """The defenses of a protocol that takes any number of them; a `Defense` by itself is one.
+    """The defenses of a protocol as a tuple; a single `Defense` becomes a tuple of one.
 
     Raises:
         ValueError: if anything among them is no `Defense`.
     """
-    if isinstance(defenses, Defense):  # which is a tuple of its fields, too
+    if isinstance(defenses, Defense):  # a Defense is itself a tuple of its fields
         return (cast(Defense, defenses),)  # mypy makes `Defense | Defense` of it in some orders of the modules
-    if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # a text would be taken letter by letter
+    if isinstance(defenses, str) or not isinstance(defenses, Iterable):  # a string would be iterated letter by letter
         one_defense(defenses=defenses)
-    members = tuple(defenses)  # first of all: a generator gives them once
+    members = tuple(defenses)  # convert first: a generator can be read only once
     for member in members:
         one_defense(defenses=member)
     return members
@@ -180,10 +182,10 @@ def one_defense(**named: object) -> None:
 
 
 def chain(*defenses: Defense) -> Defense:
-    """Apply defenses one after the other, each with a key of its own.
+    """Apply defenses one after the other, each with its own key.
 
-    `optax.chain` would hand the same key to every member: two members' noises would be the same noise. A chain of
-    several has no mechanism: what a member declares holds for its own output, and later members change that.
+    `optax.chain` would give every member the same key, so that two members would draw the same noise. A chain of
+    several members has no mechanism: what a member declares holds for its own output, which later members change.
 
     Raises:
         ValueError: if a member is no `Defense`, if they act at different places or are made for other numbers of
@@ -235,7 +237,7 @@ def stateless(
 
     Args:
         place: see `Defense`.
-        update: must accept keywords it does not use.
+        update: the function; it must accept keywords that it does not use.
         encode: see `Defense`.
         one_step: see `Defense`.
         mechanism: see `Defense`.
@@ -261,7 +263,7 @@ def per_leaf(
     *,
     mechanism: Mechanism | None = None,
 ) -> Defense:
-    """A defense that changes every leaf on its own, each with a key of its own.
+    """A defense that changes every leaf separately, each with its own key.
 
     Args:
         place: see `Defense`.
@@ -281,7 +283,7 @@ def per_leaf(
 
 
 def broken(leaf: jax.Array) -> jax.Array:
-    """Zeros, and NaN where an entry is not finite: what a defense adds that would else hide a broken payload."""
+    """Zeros, and NaN where an entry is not finite. Defenses add this so that they do not hide a broken payload."""
     return jnp.where(jnp.isfinite(leaf), 0.0, jnp.nan).astype(leaf.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Every defense of one client's upload by name, each with the one number that the papers sweep."""
+"""Every defense of one client's upload by name, each with one number for its strength, which papers sweep."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxleak.defenses._noise import cancelling_noise, gaussian_noise, laplace_no
 from jaxleak.defenses._outpost import outpost
 from jaxleak.defenses._soteria import soteria
 
-#: The delta that the papers' shorthand epsilon is stated for (FedLeak, section 6.4).
+#: The delta for which the papers state their shorthand epsilon (FedLeak, section 6.4).
 SHORTHAND_DELTA = 1e-5
 #: The clip that FedLeak prints for DP-SGD there, and its Soteria in the combination (Figure 5).
 _CLIP, _COMBINED_RATIO = 1.0, 0.5
@@ -37,15 +37,15 @@ class ClientDefense(NamedTuple):
 
     Attributes:
         build: makes the defense of a strength; raises `ValueError` on one out of range.
-        strengths: the values of a sweep, the weakest first; what the papers print, where they do.
-        unit: what the number is.
-        clipping: makes it of a clip C > 0 and a noise multiplier >= 0, where it has both. Then the number is the
-            papers' shorthand epsilon, at `SHORTHAND_DELTA`, and C is 1.
-        memory: whether a client's upload depends on its uploads before. It changes no defense: one with a state has a
-            memory in any case.
+        strengths: the values of a sweep, weakest first; the papers' values if they print them.
+        unit: meaning and unit of the number.
+        clipping: makes the defense from a clip C > 0 and a noise multiplier >= 0; None if it has none. With `clipping`,
+            the number is the papers' shorthand epsilon at `SHORTHAND_DELTA`, and C is 1.
+        memory: whether a client's upload depends on its earlier uploads. The field is a description only: a defense
+            with state has such a memory in any case.
         neighbours: other clients whose uploads the defense needs.
-        of_rate: whether the number is the client's own learning rate.
-        interpretation: where the algorithm is not, or not only, the published one.
+        of_rate: whether the number is the client's learning rate.
+        interpretation: how the algorithm differs from the published one, or adds to it.
     """
 
     build: Callable[[float], Defense]
@@ -134,7 +134,7 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
     "laplace": ClientDefense(laplace_noise, (1e-4, 1e-3, 1e-2, 1e-1), "scale"),
     "magnitude_noise": ClientDefense(magnitude_noise, (0.1, 0.3, 1.0, 3.0), "relative deviation"),
     "cancelling_noise": ClientDefense(
-        # A client takes over the noise of one neighbour in the ring, whatever its size.
+        # In a ring of any size, a client receives the noise of one neighbour only.
         lambda scale: cancelling_noise(scale, 2),
         (0.1, 0.3, 1.0, 3.0), "relative deviation, cancels over the clients", neighbours=1,
     ),
@@ -153,7 +153,7 @@ CLIENT_DEFENSES: dict[str, ClientDefense] = {
         _encrypting_the_smallest,
         (20.0, 40.0, 60.0, 80.0), "percent encrypted, smallest first",
     ),
-    # No defenses by intention: what a client uploads that takes one step of another optimizer.
+    # These are not meant as defenses: the client simply uploads one step of another optimizer.
     "adam_step": ClientDefense(adam_step, _RATES, "learning rate of Adam", of_rate=True),
     "adamw_step": ClientDefense(
         lambda rate: adam_step(rate, weight_decay=_WEIGHT_DECAY), _RATES,
@@ -175,12 +175,12 @@ def client_defense(
     """The defense of this kind and strength, for a client that computes as stated.
 
     Args:
-        kind: a key of `CLIENT_DEFENSES`, which has the unit and some strengths of each, or a defense of one's own.
+        kind: a key of `CLIENT_DEFENSES`, which lists units and some strengths, or a `ClientDefense` of your own.
         strength: the defense's number, in the range that the defense itself allows; it need not be a listed one.
         clip: C > 0 of a kind that clips, in units of the gradient of the mean loss; None is 1.
-        noise_multiplier: the noise's standard deviation over C, >= 0, for a kind that clips and in the place of its
-            strength; 0 only clips.
-        local_steps: E >= 1 of the client it is for.
+        noise_multiplier: standard deviation of the noise divided by C, >= 0; it replaces the strength of a kind that
+            clips, and 0 only clips.
+        local_steps: E >= 1, the client's local steps.
         mixes_examples: whether the client's model has batch normalisation in training mode.
         claims_epsilon: whether an epsilon of differential privacy will be stated for it.
 
@@ -195,7 +195,7 @@ def client_defense(
     defense = _built(name, kind, strength, clip, noise_multiplier)
     if defense.in_step and local_steps > 1:
         raise ValueError(f"{name} acts inside a local step: needs one local step in all, got {local_steps}")
-    if defense.in_step and mixes_examples and not kind.of_rate:  # an optimizer sees the mean alone
+    if defense.in_step and mixes_examples and not kind.of_rate:  # an optimizer only sees the mean gradient
         raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
     if claims_epsilon and kind.private and mixes_examples:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Two defenses of one upload at different places: noise on the examples' gradients, then a change of their mean."""
+"""Combine two defenses at different places: noise on the examples' gradients, then a change of their mean."""
 
 import jax
 
@@ -11,11 +11,11 @@ from jaxleak.objectives import cross_entropy
 
 
 def composed(per_example: Defense, representation: Defense) -> Defense:
-    """A per-example defense, then one of the representation: `chain` takes members of one place only.
+    """A per-example defense, then one of the representation; `chain` cannot combine them, as their places differ.
 
-    It acts at "representation", where model and batch are at hand, and takes the examples' gradients anew; the payload
-    it is given is not used. So it is right only for one local step without batch normalisation and for a loss that is a
-    mean over the batch (FedLeak, 2025, Figure 5: DP-SGD with Soteria).
+    The combination acts at "representation", where model and batch are available. It recomputes the examples' gradients
+    and ignores the payload. It is therefore correct only for one local step without batch normalisation, and for a loss
+    that is a mean over the batch (FedLeak, 2025, Figure 5: DP-SGD with Soteria).
 
     Args:
         per_example: acts at "per_example_gradient", on gradients with a leading axis of examples.
@@ -76,7 +76,7 @@ def composed(per_example: Defense, representation: Defense) -> Defense:
 
 
 def _together(first: Defense, second: Defense) -> Mechanism | None:
-    """Both mechanisms, where all that the second does is to leave entries out, which noise before it cannot undo."""
+    """Both mechanisms as one, if the second only leaves entries out; None otherwise."""
     one, other = first.mechanism, second.mechanism
     if one is None or other is None or other.simulation is not None or other.noise is not None:
         return None

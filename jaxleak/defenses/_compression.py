@@ -56,11 +56,11 @@ def quantize(bits: int, *, stochastic: bool = False, place: str = "payload") -> 
         return (below + up) * (largest / steps)
 
     def encode(encoding: PayloadEncoding) -> PayloadEncoding:
-        # One bit cannot say zero, so entries that were left out before are sent again.
+        # One bit cannot encode zero, so entries that were left out before are sent again.
         share = 1.0 if bits == 1 else encoding.share
         return PayloadEncoding(min(bits, encoding.value_bits), share, scales=1)
 
-    # One bit has no grid: an entry of any size is sent as large as all others.
+    # One bit has no grid: all entries are sent with the same magnitude.
     replayed = Mechanism(Replayed(random=stochastic, grid=2 ** (bits - 1) - 1 if bits > 1 else None))
     mechanism = replayed if place == "payload" else None
     if bits == 32:
@@ -71,9 +71,9 @@ def quantize(bits: int, *, stochastic: bool = False, place: str = "payload") -> 
 def sparsify(percent: float, *, error_feedback: bool = False, place: str = "payload") -> Defense:
     """Send only the `percent` largest entries in magnitude of the whole payload; the others become zero.
 
-    Of n entries ceil(n percent / 100) are sent, and with them all that tie with the last one. Error feedback (Seide et
-    al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. Protocols carry it from
-    round to round; under `Defense.apply` every round is the first one.
+    Of n entries, the largest ceil(n percent / 100) are sent, together with all that tie with the last of them. Error
+    feedback (Seide et al. 2014; Karimireddy et al. 2019) adds what was left out to the next round's update. Protocols
+    keep this remainder from round to round; under `Defense.apply` every round starts without one.
 
     Args:
         percent: share that is sent, in (0, 100]; 100 is the identity.
@@ -104,21 +104,21 @@ def sparsify(percent: float, *, error_feedback: bool = False, place: str = "payl
     return Defense(
         place,
         optax.GradientTransformationExtraArgs(init, update),
-        # In a tensor of single bits all magnitudes tie, and ties are sent.
+        # After one-bit quantization all magnitudes of a tensor tie, and ties are sent.
         lambda encoding: encoding if encoding.value_bits == 1 else encoding._replace(share=min(encoding.share, share)),
         mechanism=Mechanism(zeroes=True, carries=error_feedback) if place == "payload" else None,
     )
 
 
 def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
-    """The server does not get the `percent` largest entries in magnitude: it finds zeros there (FedLeak, section 7).
+    """Withhold the `percent` largest entries in magnitude: the server finds zeros there (FedLeak, section 7).
 
-    FedLeak's Figure 8 gives the attacker either end: the bottom p percent is `withhold_top(100 - p)`, and the top p
-    percent is `sparsify(p)`. FedLeak suggests encrypting the top 80 percent.
+    FedLeak's Figure 8 gives the attacker the smallest or the largest entries: the bottom p percent is `withhold_top(100
+    - p)`, and the top p percent is `sparsify(p)`. FedLeak suggests encrypting the top 80 percent.
 
     Args:
-        percent: share that is withheld, in [0, 100]; 0 is the identity. Entries that tie with the smallest of them are
-            withheld as well: of entries on a grid, such as quantised ones, that may be many more, or all.
+        percent: share that is withheld, in [0, 100]; 0 is the identity. Entries that tie with the smallest withheld one
+            are withheld too. On a grid, as after quantization, these may be many more, or all.
         encrypted: the entries do reach the aggregate, under encryption that is not simulated here. The defense then
             acts at "server_view": it hides them from the server without harming the model. Otherwise they are dropped
             from the payload.
@@ -143,16 +143,17 @@ def withhold_top(percent: float, *, encrypted: bool = False) -> Defense:
 def bits_on_the_wire(defense: Defense | None, payload: PyTree) -> int:
     """How many bits the defended payload takes; without a defense 32 per entry.
 
-    Entries that are left out are paid for by positions: ceil(log2 n) bits for each one that is sent, or one bit for
-    every entry of the payload, whichever is less. Noise after compression undoes it, as it would in truth. Tensor
-    shapes are public and cost nothing, and neither does entropy coding exist.
+    If entries are left out, positions have to be sent too: ceil(log2 n) bits for each entry that is sent, or one bit
+    for every entry of the payload, whichever is less. Noise after compression undoes the compression, as in reality.
+    Tensor shapes are public and cost nothing. Entropy coding is not modelled.
 
     Args:
         defense: a single defense or a chain; None for the plain payload.
         payload: arrays or `jax.ShapeDtypeStruct`s; only shapes are read.
 
     Returns:
-        The count for the stated encoding; ties in magnitude and the rounding of a share to whole entries are aside.
+        The number of bits for the stated encoding, without regard to ties in magnitude and to the rounding of a share
+        to whole entries.
     """
     leaves = jax.tree.leaves(payload)
     entries = sum(math.prod(leaf.shape) for leaf in leaves)

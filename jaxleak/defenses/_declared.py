@@ -1,4 +1,4 @@
-"""Whether a defense contradicts the mechanism that it declares, which would mislead the attacker who believes it."""
+"""Check whether a defense contradicts its declared mechanism, which would mislead an attacker who believes it."""
 
 import math
 
@@ -12,10 +12,10 @@ from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, LaplaceNoise, Me
 
 #: Noise whose size can be read off two runs.
 _Sized = GaussianNoise | LaplaceNoise | ProportionalNoise
-#: Sizes at which the numbers are tried: a threshold, a clip or a unit may show at one of them alone. The smallest come
-#: first, since beside them the size of noise is told, which large numbers hide.
+#: Sizes at which the numbers are tried, since a threshold, a clip or a unit may show at only one of them. The smallest
+#: come first, because the size of noise can be measured beside small numbers, while large ones hide it.
 _SCALES = (1e-4, 1e-2, 1.0, 10.0)
-#: Share by which the size of noise may differ from the declared one, beside what so few numbers tell.
+#: Relative difference that is allowed between the measured and the declared size of noise, apart from chance.
 _TOLERANCE = 0.1
 #: Runs of each size.
 _RUNS = 4
@@ -28,21 +28,21 @@ _ROUNDING = 1e-5
 def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> bool:
     """Run a defense on numbers of several sizes, and compare what comes out with its declared mechanism.
 
-    Attackers who know a defense believe its mechanism. Where it is wrong they are misled, and the defense looks better
-    than it is. What is compared, leaf by leaf: whether what arrives is random, the size of Gaussian, Laplace and
-    proportional noise, whether entries that arrive are the client's own (after the clip) where the mechanism says so,
-    and whether entries are left out. A wrong mechanism may still pass.
+    Attackers who know a defense believe its mechanism. A wrong mechanism misleads them, and the defense looks better
+    than it is. The check compares, leaf by leaf: whether the output is random; the size of Gaussian, Laplace and
+    proportional noise; whether entries that arrive are the client's own (after the clip) if the mechanism says so; and
+    whether entries are left out. A wrong mechanism may still pass.
 
     Args:
         defense: as a client has it.
-        payload: numbers in the place of a client's upload, such as normal ones; they are tried times 10, 1, 0.01 and
+        payload: numbers in place of a client's upload, such as normal random ones; they are tried times 10, 1, 0.01 and
             0.0001.
         key: key of the runs, which get different ones.
 
     Returns:
-        Whether all that the mechanism declares was compared. It is not where the defense acts elsewhere than on the
-        upload ("payload"), declares no mechanism, noise that decays, noise of the sum over the batch, noise that is
-        replayed, or anything of another kind; nor where nothing arrives.
+        True if everything that the mechanism declares was compared. False if the defense acts elsewhere than on the
+        upload ("payload"), or declares no mechanism, noise that decays, noise of the sum over the batch, noise that is
+        replayed, entries carried over from earlier rounds, or anything of another kind; also False if nothing arrives.
 
     Raises:
         ValueError: naming what the mechanism declares and what the defense does.

@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al., CCS 2016): every example's gradient clipped, Gaussian noise on their sum."""
+"""DP-SGD (Abadi et al., CCS 2016): clip every example's gradient, and add Gaussian noise to their sum."""
 
 import math
 
@@ -18,12 +18,12 @@ def dp_sgd(clip: float = 1.0, noise_multiplier: float = 1.0, *, expected_batch: 
     (sum of clipped gradients + noise) / B. In split training the payload is a tuple with one tree per owner; each of
     the n owners clips its own part to clip / sqrt(n), so that none needs to know the others' norms.
 
-    `epsilon_of` accounts for it, for batches sampled as it says. A batch-normalised network in training mode mixes
-    examples, so that no single example's gradient exists.
+    `epsilon_of` computes the privacy loss, for batches that are sampled as described there. A batch-normalised network
+    in training mode mixes examples, so the gradient of a single example does not exist.
 
     Keywords of `apply`, optional: `mask` (B,) bool, True for examples that count, and `owners`, True where the payload
-    is such a tuple. With Poisson sampling the batch varies, so that a protocol of fixed shapes pads it; the sum is then
-    divided by `expected_batch`, as the accounting needs.
+    is such a tuple. With Poisson sampling the batch size varies, so a protocol with fixed shapes pads the batch. The
+    sum is then divided by `expected_batch`, as the accounting requires.
 
     Args:
         clip: C > 0, in units of the gradient (FedLeak: 1).
@@ -45,8 +45,8 @@ def adaptive_dp_sgd(
 ) -> Defense:
     """`dp_sgd` whose noise multiplier is `noise_multiplier * decay^round`.
 
-    FedLeak (2025, section 6.4) combines "adaptive DP" after Adap DP-FL (Fu et al. 2022) and says of it only that sigma
-    decays; the geometric schedule is our reading. `epsilon_of_schedule` accounts for it.
+    FedLeak (2025, section 6.4) uses "adaptive DP" after Adap DP-FL (Fu et al. 2022) and says only that sigma decays;
+    the geometric schedule is our reading. `epsilon_of_schedule` computes its privacy loss.
 
     Needs the keyword `round` () when it is applied, unless decay is 1.
 
@@ -98,13 +98,13 @@ def adaptive_dp_sgd(
         return map_with_keys(noisy, key, new if owners else new[0])
 
     noise = GaussianNoise(noise_multiplier * clip, decay, of_sum=True) if noise_multiplier else None
-    # With another divisor than B the payload is in other units than a candidate's mean.
+    # With a divisor other than B, the payload is not on the scale of a candidate's mean gradient.
     mechanism = Mechanism(Clipped(clip, examples=True), noise) if expected_batch is None else None
     return stateless("per_example_gradient", update, mechanism=mechanism)
 
 
 def decay_at(decay: float, round: jax.Array | int | None) -> jax.Array | float:
-    """decay^round, for defenses that get weaker; they must know the round."""
+    """decay^round, for defenses that get weaker; raises `ValueError` if `round` is None and decay is not 1."""
     if decay == 1:
         return 1.0
     if round is None:

@@ -11,9 +11,9 @@ from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, Mechanism
 def clipped_gaussian(clip: float = 3.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip the payload to norm `clip`, then add Gaussian noise of standard deviation `noise_multiplier * clip`.
 
-    This protects the aggregated gradient of a batch, not single examples; it carries an (epsilon, delta) only for the
-    release of whole payloads. `classical_noise_multiplier` gives that of the classical Gaussian mechanism, and
-    `dp_sgd` protects single examples.
+    This protects the aggregated gradient of a batch, not single examples: its (epsilon, delta) holds only for the
+    release of whole payloads. `classical_noise_multiplier` gives the noise multiplier of the classical Gaussian
+    mechanism. `dp_sgd` protects single examples.
 
     Args:
         clip: largest allowed Euclidean norm over all leaves, > 0 (the paper uses 3).

@@ -1,4 +1,4 @@
-"""Guardian (Fan et al., WSDM 2024), rebuilt from what is said about it."""
+"""Guardian (Fan et al., WSDM 2024), rebuilt from published descriptions of it."""
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,13 @@ from jaxleak.objectives import cross_entropy
 
 
 def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defense:
-    """Perturb the gradient entries that buy the most privacy for their cost.
+    """Perturb the gradient entries that give the most privacy for their cost in performance.
 
-    **This is not the authors' algorithm, whose formulas we do not have.** Known are the abstract ("transformed
+    **This is not the authors' algorithm, whose formulas we do not have.** We know only the abstract ("transformed
     gradients by jointly optimizing two theoretically-derived metrics for performance maintenance and privacy
     protection"), and that FedLeak (2025) counts it among the defenses which "selectively perturb the most
-    cost-effective gradient elements" and sweeps beta from 0.1 to 1000. The closest statement that we could build on
-    this, with e the change of the gradient g, chooses e by
+    cost-effective gradient elements" and sweeps beta from 0.1 to 1000. We built the closest problem that we could from
+    this. With e the change of the gradient g, it chooses e by
 
         minimise  sum_i u_i - beta * sum_i s_i log(1 + u_i),    u_i = e_i^2 / mean(g^2)
 
@@ -28,7 +28,8 @@ def guardian(beta: float, *, probes: int = 8, loss: Loss | None = None) -> Defen
       entry i; the logarithm says that hiding an entry twice is not worth twice as much.
 
     The minimum has a closed form, u_i = max(0, beta s_i - 1): entries below s_i = 1 / beta stay untouched. Signs are
-    drawn at random, for the objective does not see them. That beta weighs privacy, and not performance, is assumed.
+    drawn at random, because the objective does not depend on them. We assume that beta weighs privacy, and not
+    performance.
 
     s is estimated by random probes, the mean of (dg/dx v)^2 over Rademacher vectors v, which is unbiased.
 

@@ -1,4 +1,4 @@
-"""Noise that is independent, proportional to magnitudes, or cancels between clients."""
+"""Defenses that add noise: independent, proportional to magnitudes, or cancelling between clients."""
 
 import math
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from jaxleak.defenses.mechanisms import GaussianNoise, LaplaceNoise, Mechanism, 
 
 
 def gaussian_noise(scale: float, *, place: str = "payload") -> Defense:
-    """Add Gaussian noise of standard deviation `scale` to every entry of what passes at `place`.
+    """Add Gaussian noise of standard deviation `scale` to every entry of the value at `place`.
 
     Without clipping there is no (epsilon, delta): see `clipped_gaussian` and `dp_sgd`. In split vertical training only
-    `label_dp_scale` states one. VFLRecon's table V puts noise of variance 0.001, 0.01 and 0.1 (`scale` is the root of
-    it) on the output of the top model; its discussion speaks of gradients. Both are measured by choosing the place;
-    "bottom_output" is noise on the embeddings that the parties send, which hides features from the label holder.
-    Gradients here are of the mean loss, so they shrink with 1 / B, while outputs do not: the same scale is a much
-    larger noise on gradients.
+    `label_dp_scale` states one. VFLRecon's table V adds noise of variance 0.001, 0.01 and 0.1 (`scale` is the square
+    root) to the output of the top model, while its discussion speaks of gradients. Choose `place` to measure either. At
+    "bottom_output" the noise is on the embeddings that the parties send, and hides features from the label holder.
+    Gradients here are of the mean loss and shrink with 1 / B, while outputs do not: the same scale is a much larger
+    relative noise on gradients.
 
     Args:
-        scale: >= 0, in units of what passes; 0 is the identity.
+        scale: >= 0, in units of the value at `place`; 0 is the identity.
         place: "payload" of a client, or one of `SPLIT_PLACES` in split vertical training.
 
     Raises:
@@ -49,8 +49,8 @@ def laplace_noise(scale: float, *, place: str = "payload") -> Defense:
 def magnitude_noise(scale: float) -> Defense:
     """Add Gaussian noise of standard deviation `scale * |g|` to every entry g (FedLeak, 2025, section 7).
 
-    FedLeak proposes it because an attack draws on the largest entries. An entry keeps its sign unless `scale` is large
-    (with probability 0.84 at scale 1), and zeros stay zero: positions of zeros are not protected.
+    FedLeak proposes this noise because attacks rely on the largest entries. An entry keeps its sign unless `scale` is
+    large (with probability 0.84 at scale 1), and zeros stay zero: positions of zeros are not protected.
 
     Args:
         scale: >= 0, without unit; 0 is the identity.
@@ -67,9 +67,10 @@ def cancelling_noise(scale: float, clients: int) -> Defense:
     """Magnitude-proportional noise that cancels in the sum over clients (FedLeak, 2025, section 7).
 
     Client i draws noise M_i, Gaussian with standard deviation `scale * |g_i|` per entry, adds it to its update and
-    hands -M_i to client i + 1 (the last one to the first), which adds it to its own. The server must not see what is
-    handed over, and two neighbours of a client that collude with it remove the client's noise. The sum of all uploads
-    is the sum of all updates up to float32 rounding; `protocols` has an exact form with masks in integers.
+    hands -M_i to client i + 1 (the last one to the first), which adds it to its own update. The server must not see
+    what is handed over. If both neighbours of a client collude with the server, they can remove the client's noise. The
+    sum of all uploads is the sum of all updates up to float32 rounding; `protocols` has an exact form with masks in
+    integers.
 
     Args:
         scale: >= 0, without unit; 0 is the identity.
@@ -92,7 +93,7 @@ def cancelling_noise(scale: float, clients: int) -> Defense:
         noise = _proportional(key, leaf, scale)
         return leaf + (noise - jnp.roll(noise, 1, axis=0))
 
-    # What a neighbour hands over goes by its own entries, of which all that is known is that they are about as large.
+    # The noise from a neighbour is proportional to the neighbour's entries, which are only known to be about as large.
     mechanism = Mechanism(noise=ProportionalNoise(scale * math.sqrt(2)) if scale else None)
     return per_leaf("client_payloads", cancel, mechanism=mechanism)
 
@@ -107,7 +108,7 @@ def _added(
     draw: Callable[[jax.Array, tuple[int, ...]], jax.Array],
     noise: type[GaussianNoise] | type[LaplaceNoise],
 ) -> Defense:
-    """Independent noise of one scale in every entry; at the split places no attack is known that knows it."""
+    """Independent noise of one scale in every entry; only "payload" declares a mechanism that attacks can use."""
     _validate.non_negative(scale=scale)
     _validate.one_of(("payload", *SPLIT_PLACES), place=place)
     mechanism = Mechanism(noise=noise(scale) if scale else None) if place == "payload" else None

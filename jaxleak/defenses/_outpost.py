@@ -30,8 +30,8 @@ def outpost(
     are always perturbed: decay = 0 here, where it counts rounds. It also returns the unperturbed gradient, because the
     perturbed one is assigned to a loop variable.
 
-    The noise does not scale with the gradient, so its weight depends on the loss's reduction and on the learning stage;
-    measure it. A constant tensor, such as a bias that starts at zero, gets none.
+    The noise does not scale with the gradient, so its relative size depends on the loss's reduction and on the stage of
+    training; measure it. A constant tensor, such as a bias that starts at zero, gets no noise.
 
     Args:
         ratio: share of pruned entries, in [0, 1] (FedLeak: 0.1 to 0.9, rho in the paper).

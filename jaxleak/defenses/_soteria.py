@@ -1,4 +1,4 @@
-"""Soteria (Sun et al., CVPR 2021): hide the features through which the representation gives the data away."""
+"""Soteria (Sun et al., CVPR 2021): hide the features of the representation that reveal the data most."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxleak.models._classifier import BatchNormMode, Classifier
 
 
 def soteria(ratio: float) -> Defense:
-    """Zero the rows of the head's gradient that belong to the features most telling for their size.
+    """Zero the rows of the head's gradient for the features r_i with the largest |r_i| / ||dr_i/dx||.
 
     Soteria changes few entries of the representation r, the inputs of the last dense layer, so that what is
     reconstructed from it moves as far from the data as possible: to first order, the entries with the largest
@@ -20,8 +20,8 @@ def soteria(ratio: float) -> Defense:
     gradient at the logits; no other layer's gradient changes. As in the authors' code, one choice is made for the whole
     batch, by the sum of ||dr_i/dx|| / |r_i| over its examples, smallest first.
 
-    Different from that code, a feature that is zero on the whole batch (a ReLU that never fires) ranks last: hiding it
-    would change nothing, and such features could use up the whole ratio.
+    Unlike in that code, a feature that is zero on the whole batch (a ReLU that never fires) ranks last: hiding it would
+    change nothing, and such features could use up the whole ratio.
 
     Args:
         ratio: share of the F features that is hidden, in [0, 1], rounded to whole features (FedLeak: 0.1 to 0.9); 0 is

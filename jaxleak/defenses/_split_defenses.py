@@ -1,4 +1,4 @@
-"""Every defense of vertical training by name, each with one number that says how strong it is."""
+"""Every defense of vertical training by name, each with one number for its strength."""
 
 import math
 from collections.abc import Callable
@@ -13,12 +13,13 @@ from jaxleak.defenses._marvell import marvell
 from jaxleak.defenses._noise import gaussian_noise
 from jaxleak.defenses._vfl_defender import Reading, vfl_defender
 
-#: VFLRecon gives neither; the clipping norm is about the median norm of an example's gradient at the start of training.
+#: Clipping norm and delta, neither of which VFLRecon states. The norm is about the median norm of an example's gradient
+#: at the start of training.
 _CLIP, _DELTA = 1.0, 1e-5
 
 
 class SplitRun(NamedTuple):
-    """The run of vertical training that a defense is calibrated to."""
+    """The run of vertical training to which a defense is calibrated."""
 
     num_classes: int  # C
     batch_size: int  # B
@@ -27,10 +28,10 @@ class SplitRun(NamedTuple):
 
 
 class SplitDefense(NamedTuple):
-    """A defense of vertical training as a function of one number, its strength, and of the run that it is for."""
+    """A defense of vertical training as a function of its strength, one number, and of the run."""
 
     build: Callable[[float, SplitRun], Defense]  # raises `ValueError` on a strength out of range
-    default: float  # strength where none is asked for; the paper's where it prints one
+    default: float  # default strength; the paper's if it prints one
     unit: str  # what the number is
 
 
@@ -39,8 +40,8 @@ def _noise(place: str) -> Callable[[float, SplitRun], Defense]:
 
 
 def _private(epsilon: float, run: SplitRun) -> Defense:
-    # As the literature accounts for it: as if batches were Poisson samples, which a shuffled epoch's are not. By the
-    # bound that holds for those, epsilon 10 is 51 and 100 is 158 (N = 954, 20 epochs).
+    # The literature accounts as if batches were Poisson samples, but those of a shuffled epoch are not. By the bound
+    # that is valid for shuffled epochs, epsilon 10 is 51 and 100 is 158 (N = 954, 20 epochs).
     steps, rate = run.num_samples // run.batch_size * run.epochs, run.batch_size / run.num_samples
     return dp_sgd(_CLIP, noise_multiplier_of(epsilon=epsilon, delta=_DELTA, sampling_rate=rate, steps=steps))
 

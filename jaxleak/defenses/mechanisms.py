@@ -1,7 +1,7 @@
-"""What is public of a defense once its kind and strength are known: what others can simulate, and what stays random.
+"""Mechanisms: what is public about a defense of known kind and strength, and what stays random.
 
-A defense declares its mechanism beside its transform, as `Defense.mechanism`. `jaxleak.attacks.adaptive` reads it and
-attacks accordingly, so a mechanism states facts and names no attack. Nothing in it depends on a client's data or keys.
+A defense declares its mechanism as `Defense.mechanism`, beside its transform. `jaxleak.attacks.adaptive` reads it and
+chooses the attack, so a mechanism states facts and names no attack. Nothing in it depends on a client's data or keys.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,12 @@ import jax
 
 
 class Replayed(NamedTuple):
-    """The transform needs nothing but the payload, so that anybody can run it on a payload of their own.
+    """The transform needs only the payload, so that anybody can run it on a payload of their own.
 
     Attributes:
-        random: whether it draws numbers, which then differ from the client's.
-        grid: where it rounds every entry to a grid that reaches to the tensor's largest magnitude, and does nothing
-            else, the grid's steps on either side of zero, > 0; None elsewhere.
+        random: whether the transform draws random numbers, which then differ from the client's.
+        grid: number > 0 of grid steps on either side of zero, if all that the transform does is to round every entry to
+            a grid that reaches to the tensor's largest magnitude; None otherwise.
     """
 
     random: bool = False
@@ -26,10 +26,10 @@ class Replayed(NamedTuple):
 class Recomputed(NamedTuple):
     """The payload is a gradient that the defense computes anew, with random numbers, from the images and labels.
 
-    The attacker calls the defense on its candidate with the keywords that the client calls it with at "representation":
-    `model`, `variables`, `x` (B, H, W, channels), `y`, `mode` and `round`; and with `sharpness`, None or () > 0, with
-    which the kinks of the model are smoothed. Instead of the payload it hands over the weights, which only have its
-    shapes.
+    The attacker calls the defense on its candidate with the keywords that the client uses at "representation": `model`,
+    `variables`, `x` (B, H, W, channels), `y`, `mode` and `round`. It also passes `sharpness`, None or () > 0, with
+    which the kinks of the model are smoothed. In place of the payload it passes the weights, of which only the shapes
+    matter.
     """
 
 
@@ -48,8 +48,8 @@ class Clipped(NamedTuple):
 class AdamStep(NamedTuple):
     """Every entry g of a gradient becomes `g / (|g| + epsilon) + weight_decay w`: the first step of Adam at weights w.
 
-    What arrives is the change of the weights over the learning rate, and the new weights were rounded to float32.
-    Nothing is drawn: whoever knows the weights can bound g from both sides.
+    The server receives the change of the weights divided by the learning rate, after the new weights were rounded to
+    float32. Nothing is random, so whoever knows the weights can bound g from both sides.
     """
 
     learning_rate: float  # > 0
@@ -63,7 +63,7 @@ class GaussianNoise(NamedTuple):
     Attributes:
         deviation: the standard deviation in round 0, > 0.
         decay: factor of the deviation per round, in (0, 1].
-        of_sum: whether it is added to the sum over the batch, of which the payload is the mean.
+        of_sum: whether the noise is added to the sum over the batch, while the payload is the mean.
     """
 
     deviation: float
@@ -84,21 +84,21 @@ class ProportionalNoise(NamedTuple):
 
 
 class TensorNoise(NamedTuple):
-    """Entries get Gaussian noise whose standard deviation follows from the weights, tensor by tensor."""
+    """Entries get Gaussian noise whose standard deviation is a function of the tensor's weights."""
 
-    deviation: Callable[[jax.Array], jax.Array]  # from a tensor of weights to its noise's deviation (), >= 0
-    kept: Callable[[jax.Array], jax.Array]  # from what arrived of a tensor to a mask: not noise alone
+    deviation: Callable[[jax.Array], jax.Array]  # a tensor of weights -> deviation () >= 0 of its noise
+    kept: Callable[[jax.Array], jax.Array]  # the tensor as uploaded -> mask of entries that are not noise alone
 
 
 class PrivateNoise(NamedTuple):
-    """Noise that depends on the client's own batch, so that only runs on other batches tell how much there is."""
+    """Noise that depends on the client's own batch: others can only estimate its size from runs on other batches."""
 
 
 class RankedNoise(NamedTuple):
-    """Gaussian noise that is sorted like the entries of a tensor stands in for them, rank by rank."""
+    """Gaussian noise, sorted like the entries of a tensor, replaces them rank by rank."""
 
-    # "small": every entry whose magnitude is below the noise of its rank arrives true, and the others keep their order
-    # and sign; "none": all entries are noise, and keep nothing but their order.
+    # "small": every entry whose magnitude is below the noise of its rank arrives true, and the others keep only their
+    # order and sign. "none": all entries are noise, and only their order is kept.
     kept: Literal["small", "none"]
     variance: float  # > 0, in squares of the unit
     # The unit of the noise's standard deviation: 1 ("absolute"), or the root mean square of a tensor or gradient.
@@ -110,15 +110,15 @@ Noise: TypeAlias = GaussianNoise | LaplaceNoise | ProportionalNoise | TensorNois
 
 
 class Mechanism(NamedTuple):
-    """What a defense does to a payload, as far as whoever knows its kind and strength can tell.
+    """What is known about a defense's effect on a payload if its kind and strength are known.
 
     Without simulation and noise, entries that arrive other than zero are the client's own.
 
-    simulation: what others can do to a payload of their own that the client did to its own; None where nothing.
-    noise: what stays unknown; None where nothing is added, or where it is part of what is replayed.
-    zeroes: entries that arrive as exactly zero were left out, and say nothing of the client's.
-    zeroes_head: the gradient of the last layer, which has the largest entries, is among those left out.
-    carries: what was left out in earlier rounds may have been added to entries, which then are not those of one batch.
+    simulation: the part of the defense that others can apply to their own payloads; None if there is none.
+    noise: the noise, which stays unknown; None if there is none, or if it is part of the simulation.
+    zeroes: entries that arrive as exactly zero were left out, and carry no information about the client's entries.
+    zeroes_head: the left-out entries include the gradient of the last layer, which has the largest entries.
+    carries: entries may include what was left out in earlier rounds, so they need not belong to one batch.
     """
 
     simulation: Simulation | None = None

@@ -1,8 +1,8 @@
-"""How close a reconstruction came, judged with the truth in hand.
+"""Scores of a reconstruction against the truth.
 
-Only evaluation may use these functions: attacks never import this package, because an attacker has no truth to
-compare with. NumPy on the host, float64 inside. Values that are not finite in an estimate give scores that are
-not finite either; what matches images with each other refuses them.
+Only evaluation may use these functions: attacks never import this package, because an attacker has no truth to compare
+with. They compute with NumPy on the host in float64. If an estimate has values that are not finite, its scores are not
+finite either; functions that match images with each other refuse such values.
 """
 
 from jaxleak.metrics._features import feature_mse, feature_r2, feature_variance

@@ -1,4 +1,4 @@
-"""How close the features of tables came, in which a party of vertical learning reads the others' columns."""
+"""Scores for reconstructed table features: in vertical learning, a party reconstructs the others' columns."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,18 +9,19 @@ from jaxleak.metrics._pairs import pair
 def feature_mse(
     truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None
 ) -> float:
-    """Mean squared error per feature, of the victims' columns alone.
+    """Mean squared error per feature, over the victims' columns alone.
 
-    It says nothing by itself: the variance of the columns is what their means score as an answer; see `feature_r2`.
+    The error means little by itself. Compare it with the variance of the columns, which is the score of an answer that
+    holds the columns' means; see `feature_r2`.
 
     Args:
         truth: (N, d) the victims' columns in any unit, `attacks.party_records.victims_features(model, x, party)` of
-            padded samples x (N, P, max d_p). The attacker's own columns and the padding, which every answer has right,
-            are not among them.
-        estimate: (N, d) the same of an answer's x, in the same unit.
+            padded samples x (N, P, max d_p). Leave out the attacker's own columns and the padding, which every answer
+            has right.
+        estimate: (N, d) the same columns of an answer's x, in the same unit.
         samples: which samples count: (N,) bool, such as an answer's `answered`, or their numbers; None is all.
         entries: (N, d) bool, which entries of those samples count; None is all. Leave out values that are missing in
-            the table: what was filled in for them is no truth.
+            the table: what was filled in for them is not the truth.
 
     Returns:
         The mean over the entries that count, >= 0, in the square of the unit.
@@ -36,10 +37,11 @@ def feature_mse(
 def feature_r2(
     truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None
 ) -> float:
-    """Share of the victims' variance that the answer explains: 1 if all is right, 0 for the columns' means.
+    """Share of the victims' variance that the answer explains: 1 for an exact answer, 0 for the columns' means.
 
-    One minus the squared error over the squared distance from the columns' means, both added up over all columns, so
-    that columns with a large variance count more. Columns should therefore be in one unit, standardised or scaled.
+    The score is one minus the squared error divided by the squared distance from the columns' means. Both sums run over
+    all columns, so columns with a large variance count more. Columns should therefore be in one unit, standardised or
+    scaled.
 
     Args:
         truth: (N, d), as `feature_mse` takes it.
@@ -63,7 +65,7 @@ def feature_r2(
 
 
 def feature_variance(truth: ArrayLike, samples: ArrayLike | None = None, *, entries: ArrayLike | None = None) -> float:
-    """The `feature_mse` of the columns' means as an answer, in the square of the columns' unit.
+    """The `feature_mse` of an answer that holds the columns' means, in the square of the columns' unit.
 
     Args:
         truth: (N, d), as `feature_mse` takes it.
@@ -87,14 +89,14 @@ def varying(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _means(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The means (d,) of the entries that count; 0 where no entry of a column does."""
+    """The means (d,) of the entries that count; 0 for a column without such entries."""
     return np.sum(table, axis=0, where=counts) / np.maximum(counts.sum(axis=0), 1)
 
 
 def _columns(
     truth: ArrayLike, estimate: ArrayLike, samples: ArrayLike | None, entries: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both arrays (n, d) of the samples that count, and which of their entries do."""
+    """Both arrays (n, d) for the samples that count, and a mask of the entries that count."""
     if np.ndim(truth) == 3:
         raise ValueError(
             "truth must have shape (N, d), the victims' columns alone, got padded samples of shape "
@@ -128,7 +130,7 @@ def _columns(
 
 
 def _numbers(samples: np.ndarray, count: int) -> None:
-    """Raise `ValueError` unless these are numbers of so many samples, none of them twice."""
+    """Raise `ValueError` unless `samples` are integers in [0, count) without repeats."""
     whole = samples.ndim == 1 and samples.dtype.kind in "iu"
     if not whole or samples.min(initial=0) < 0 or samples.max(initial=0) >= count:
         raise ValueError(

@@ -14,7 +14,7 @@ SSIM_SMALLEST = 3
 #: SSIM above which an image counts as recognised. The value is a convention. The count is needed because a mean over a
 #: batch hides that some of its images are recovered in full.
 RECOGNISED_ABOVE = 0.8
-#: The most dB that an image counts for in a mean: one without any error has infinitely many.
+#: Largest PSNR in dB with which an image enters a mean, because an image without any error has an infinite PSNR.
 MOST_DB = 200.0
 
 
@@ -51,8 +51,8 @@ def psnr(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray
         peak: the largest value that a pixel may have.
 
     Returns:
-        (N,) float64 in dB; inf where a sample is identical to the truth. A mean over samples is then inf too: report
-        the median, or count those samples.
+        (N,) float64 in dB; inf if a sample is identical to the truth. A mean over samples is then inf too, so report
+        the median, or the number of such samples.
 
     Raises:
         ValueError: if the shapes differ or `peak` is not > 0.
@@ -67,9 +67,10 @@ def mean_psnr(values: np.ndarray) -> float:
 
 
 def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
-    """PSNR of a constant image at half the peak: what an attack scores that has recovered nothing.
+    """PSNR of a constant image at half the peak: the score of an attack that has recovered nothing.
 
-    For nine in ten CIFAR-10 images it is 9 to 16 dB, as much as many reconstructions in print; report it beside PSNR.
+    For nine in ten CIFAR-10 images it is 9 to 16 dB, as much as many published reconstructions score. Report it beside
+    PSNR.
 
     Args:
         truth: (N, ...) samples, in the unit of `peak`.
@@ -86,10 +87,10 @@ def grey_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
 
 
 def psnr_up_to_scale(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -> np.ndarray:
-    """PSNR after one factor for all samples together, the one of least squares to the truth.
+    """PSNR after all samples were multiplied by one common factor, fitted to the truth by least squares.
 
-    Gradients of networks with batch normalisation in training mode do not depend on the scale of the images. PSNR then
-    grades a guess that no attack can make better, and may call a leak of every detail a poor one.
+    Gradients of networks with batch normalisation in training mode do not depend on the scale of the images, so no
+    attack can do better than guess it. Plain PSNR grades that guess too, and may be low although every detail leaked.
 
     Args:
         truth: (N, ...) samples of one batch, in the unit of `peak`.
@@ -104,12 +105,12 @@ def psnr_up_to_scale(truth: ArrayLike, estimate: ArrayLike, peak: float = 1.0) -
     """
     truth, estimate = pair(truth, estimate)
     power = np.sum(estimate**2)
-    factor = max(np.sum(truth * estimate) / power, 0.0) if power else 1.0  # a scale turns no image into its negative
+    factor = max(np.sum(truth * estimate) / power, 0.0) if power else 1.0  # no scale makes an image its negative
     return psnr(truth, estimate * factor, peak)
 
 
 def mean_color_psnr(truth: ArrayLike, peak: float = 1.0) -> np.ndarray:
-    """PSNR of every image's own mean color, the best that any constant image scores.
+    """PSNR of every image's own mean color, the highest PSNR of any constant image.
 
     Args:
         truth: (N, H, W, C) images, in the unit of `peak`.
@@ -129,15 +130,15 @@ def psnr_channel_peak(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """PSNR with every channel's own peak, the formula that CAFE (Jin et al.) prints in its paper.
 
     Per image and channel: 20 log10(largest value of the true channel) - 10 log10(MSE over the channel's pixels);
-    then the mean over channels. Every channel whose peak is below 1 lowers it against `psnr`.
+    then the mean over channels. Compared with `psnr`, every channel with a peak below 1 lowers the result.
 
     Args:
         truth: (N, H, W, C) images, in any unit from 0 on.
         estimate: the same shape, in the same unit.
 
     Returns:
-        (N,) float64 in dB; inf where a channel is identical to the truth, -inf where a channel that is not has a true
-        peak of 0, nan where an image has both.
+        (N,) float64 in dB; inf if a channel is identical to the truth, -inf if another channel has a true peak of 0,
+        nan if an image has both.
 
     Raises:
         ValueError: if the shapes differ or are not (N, H, W, C).
@@ -152,8 +153,8 @@ def psnr_upstream(truth_tiles: ArrayLike, estimate_tiles: ArrayLike) -> float:
     """PSNR as the published code of CAFE computes it, for comparison with its logs.
 
     The estimate is clipped to [0, 1], every party's slice gets its own PSNR with peak 1, these are averaged over
-    images and then over parties. Averaging decibels of slices rates higher than the PSNR of whole images wherever
-    slices differ in quality (Jensen's inequality).
+    images and then over parties. If slices differ in quality, the mean of their decibels is higher than the PSNR of the
+    whole image (Jensen's inequality).
 
     Args:
         truth_tiles: (N, P, h, w, C) in [0, 1], slice p belongs to party p.
@@ -174,9 +175,9 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     """Structural similarity of every image on [0, 1], with the constants of Wang et al. 2004.
 
     Local statistics are weighted by a Gaussian of sigma 1.5 in an 11x11 window, over pixels whose window lies
-    inside the image, and averaged over pixels and channels. Images under 11 pixels get the largest odd window W
-    that fits in its place: the average is then over pixels at least (W - 1) / 2 from the border, and the Gaussian
-    sees the image mirrored where it reaches beyond. Such values compare among images of that size only.
+    inside the image, and averaged over pixels and channels. If a side is under 11 pixels, the window is the largest odd
+    W that fits. The average is then over pixels at least (W - 1) / 2 from the border, and where the Gaussian reaches
+    beyond the image, the image is mirrored. Compare such values only among images of the same size.
 
     Args:
         truth: (N, H, W, C) images in [0, 1], H and W at least 3.
@@ -212,16 +213,16 @@ def ssim(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
 
 
 def _decibels(peak: float | np.ndarray, error: np.ndarray) -> np.ndarray:
-    """20 log10(peak) - 10 log10(error), inf at zero error whatever the peak."""
+    """20 log10(peak) - 10 log10(error); inf at zero error, whatever the peak."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(error == 0, np.inf, 20 * np.log10(peak) - 10 * np.log10(error))
 
 
 def tinted_like(wanted: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Images with the gain and offset of every channel that bring them nearest to others, by least squares.
+    """Images after a gain and an offset for every channel, fitted to other images by least squares.
 
     Args:
-        wanted: (I, H, W, C), the images in [0, 1] to be near to.
+        wanted: (I, H, W, C), the target images in [0, 1].
         images: (I, H, W, C), on the same scale.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How many labels an attack got right."""
+"""Scores for the labels that an attack found."""
 
 import logging
 
@@ -7,19 +7,19 @@ from numpy.typing import ArrayLike
 
 _log = logging.getLogger("jaxleak")
 
-#: Samples from which on labels that are all one too large are no accident, and the share of them that are.
+#: Thresholds of the warning that true labels seem to be one too large: number of samples, and share of such labels.
 _ENOUGH, _SHIFTED = 20, 0.8
 
 
 def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
-    """Share of positions where the labels agree, in [0, 1]: for samples whose places the attacker knows.
+    """Share of positions where the labels agree, in [0, 1]: for samples whose order the attacker knows.
 
     Labels of a batch whose order is lost are compared by `label_multiset_accuracy`.
 
     Args:
         truth: (N,) integer labels >= 0.
-        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
-            label: leave such samples out of both.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a label that it does not know:
+            leave such samples out of both.
 
     Raises:
         ValueError: if the shapes differ, the labels are not a non-empty list of integers, or one is negative.
@@ -32,13 +32,13 @@ def label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 def balanced_label_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
     """The mean over classes of the share of their labels that are found, in [0, 1].
 
-    Where most samples are of one class, the answer that all are of it has a high `label_accuracy`; here it has 1 over
-    the number of classes.
+    If most samples have one class, an answer with that class for all samples has a high `label_accuracy`. Here it
+    scores only 1 over the number of classes.
 
     Args:
         truth: (N,) integer labels >= 0; classes that it does not have do not count.
-        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 where it says nothing of a
-            label: leave such samples out of both.
+        estimate: (N,) integer labels >= 0, in the same order. An attack answers -1 for a label that it does not know:
+            leave such samples out of both.
 
     Raises:
         ValueError: as `label_accuracy`.
@@ -59,10 +59,10 @@ def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
     Args:
         truth: (N,) integer labels >= 0.
-        estimate: (N,) integer labels, in any order; -1, which stands for no answer, finds none.
+        estimate: (N,) integer labels, in any order; -1 stands for no answer and counts as no hit.
 
     Raises:
-        ValueError: on labels of different shapes, or none, or a negative one of the truth.
+        ValueError: if the shapes differ, there are no labels, or a true label is negative.
     """
     truth, estimate = _label_pair(truth, estimate)
     values, both = np.unique(np.concatenate([truth, estimate]), return_inverse=True)
@@ -71,7 +71,7 @@ def label_multiset_accuracy(truth: ArrayLike, estimate: ArrayLike) -> float:
 
 
 def _all_answered(estimate: np.ndarray) -> None:
-    """Raise `ValueError` if a label says that there is no answer: it would count as a wrong one, and hide a leak."""
+    """Raise `ValueError` if a label is -1 (no answer): it would count as wrong and hide a leak."""
     wrong = estimate[estimate < 0]
     if wrong.size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which reconstruction is of which sample, where the attack could not know."""
+"""Match reconstructions with true samples, for attacks that cannot know the order."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,14 +8,15 @@ from jaxleak.metrics._pairs import pair
 
 
 def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
-    """The pairing of reconstructions with samples that has the highest mean PSNR, each used once.
+    """The one-to-one pairing of reconstructions with samples that has the highest mean PSNR.
 
-    The Hungarian method on all N x N errors; needs 8 N^2 bytes. It looks at the truth, so the matched PSNR is the best
-    that any ordering gives: an upper bound on what leaked, to be reported as such. The total squared error does not
-    take its place: the worst images dominate it, so that an exact reconstruction may be given another sample.
+    This is the Hungarian method on all N x N errors, which needs 8 N^2 bytes. The matching looks at the truth, so the
+    matched PSNR is the best that any ordering gives: report it as an upper bound on what leaked. The total squared
+    error would not be a good criterion: the worst images dominate it, so an exact reconstruction might be paired with
+    another sample.
 
     Args:
-        truth: (N, ...) samples. Of a peak of 1, a PSNR counts as 200 dB at most.
+        truth: (N, ...) samples. PSNRs are for a peak of 1, and count as 200 dB at most.
         estimate: the same shape, in any order, and in the same unit.
 
     Returns:
@@ -24,7 +25,7 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
     Raises:
         ValueError: if the shapes differ or a value is not finite.
     """
-    import scipy  # here and below, since every command scores and its --help need not wait
+    import scipy  # imported here and below, so that the commands' --help does not wait for it
 
     truth, estimate = pair(truth, estimate)
     errors = _squared_distances(truth, estimate) / max(1, truth[0].size if len(truth) else 1)
@@ -32,9 +33,9 @@ def match_one_to_one(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
 
 
 def match_best(truth: ArrayLike, estimates: ArrayLike) -> np.ndarray:
-    """For every sample the most similar reconstruction by MSE, which several samples may share (FedLeak, section 5).
+    """The most similar reconstruction by MSE for every sample; several samples may share one (FedLeak, section 5).
 
-    It rates higher than `match_one_to_one`: one blurred output may serve the whole batch. Report both.
+    Scores are at least those after `match_one_to_one`, since one blurred output may serve the whole batch. Report both.
 
     Args:
         truth: (N, ...) samples, in any unit.

@@ -13,7 +13,7 @@ _SMALLEST = 32
 
 
 def lpips(truth: ArrayLike, estimate: ArrayLike) -> np.ndarray:
-    """Learned perceptual distance of every image (Zhang et al., CVPR 2018): AlexNet, version 0.1, as their package.
+    """Learned perceptual distance of every image (Zhang et al., CVPR 2018): AlexNet, version 0.1, by their package.
 
     Nothing is downloaded: the ImageNet weights of torchvision's AlexNet must be in PyTorch's cache already. They are
     read as tensors only, so a file with anything else in it is refused, not run.

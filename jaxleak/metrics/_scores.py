@@ -19,7 +19,8 @@ from jaxleak.metrics._matching import best_match_psnr, match_one_to_one
 
 #: How far beyond [0, 1] rounding may have moved a true pixel.
 _ROUNDING = 1e-3
-#: Share of an estimate's pixels beyond [0, 1] by more than this from which on another unit is suspected.
+#: Another unit is suspected if more than the first share of an estimate's pixels lie beyond [0, 1] by more than the
+#: second value.
 _CLIPPED, _BEYOND = 0.25, 0.05
 _log = logging.getLogger("jaxleak")
 #: Channels that images have: grey, colors, and colors with transparency.
@@ -37,14 +38,14 @@ def image_scores(
 
     For a `Reconstruction` of a private `Batch`: `image_scores(private.x[:, 0], found.x[:, 0], true_labels=private.y,
     labels=found.y)`. Estimates are clipped to [0, 1] first, because some attacks do not bound their pixels. The logger
-    "jaxleak" says so where more than a quarter of the pixels lie outside: these may be of another unit.
+    "jaxleak" warns if more than a quarter of the pixels lie outside, because the estimate may be in another unit.
 
     Args:
         truth: (N, H, W, channels) images in [0, 1], without the normalisation that a network may read them with.
         estimate: the same shape, in any order, and in the same unit.
         true_labels: (N,) integer labels; None leaves `label_accuracy` out.
-        labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out, and so do labels that are
-            all -1, with which an attack says that it seeks none.
+        labels: (N,) integer labels of the reconstruction; None leaves `label_accuracy` out. Labels that are all -1
+            leave it out too: with them, an attack says that it does not infer labels.
 
     Returns:
         The scores by name, and the order (N,) of integers with which `estimate[order]` is matched with the truth.
@@ -90,8 +91,8 @@ def image_scores(
 
 
 def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
-    """Refuse what every score would be wrong for: peaks are 1, and means and windows are over the middle axes."""
-    if truth.ndim not in (2, 4):  # a table, or images: of others, rows would be matched with each other
+    """Refuse images that would get wrong scores: scores assume a peak of 1, and height and width on the middle axes."""
+    if truth.ndim not in (2, 4):  # tables or images only: otherwise rows would be matched with each other
         hint = {3: ": add the axis of images, x[None]", 5: ": take one party's part, x[:, 0]"}.get(truth.ndim, "")
         raise ValueError(f"truth must be (N, H, W, channels), got {truth.shape}{hint}")
     for name, pixels in {"truth": truth, "estimate": estimate}.items():
@@ -102,7 +103,8 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
             f"truth must hold pixels in [0, 1], got {truth.min():.3g} to {truth.max():.3g}: undo the normalisation, "
             "x * std + mean, of normalised images and answers, or divide by 255"
         )
-    # Square images alone: signals of one row, and small patches of many channels, have such shapes rightly.
+    # Check large square images only: signals of one row, and small patches of many channels, may rightly have such
+    # shapes.
     if truth.ndim == 4 and truth.shape[1] in _CHANNELS and truth.shape[2] == truth.shape[3] > 2 * max(_CHANNELS):
         raise ValueError(
             f"truth must be (N, H, W, channels), got {truth.shape}, whose channels seem to come first: "
@@ -116,7 +118,7 @@ def _check_images(truth: np.ndarray, estimate: np.ndarray) -> None:
 
 
 def warn_of_clipped(estimate: np.ndarray, why: str) -> None:
-    """Log how much of an estimate clipping to [0, 1] changes, where that is more than a quarter of its pixels.
+    """Log a warning if clipping an estimate to [0, 1] changes more than a quarter of its pixels.
 
     Args:
         estimate: images of any shape, before they are clipped.

@@ -1,4 +1,4 @@
-"""Whether a function is a distance that an attack can descend: another one fails, and the client would look safe."""
+"""Checks that an attack can descend a distance. Otherwise the attack would fail, and the client would look safe."""
 
 import functools
 import itertools
@@ -11,18 +11,18 @@ import numpy as np
 from jaxleak._base import PyTree
 from jaxleak.objectives._distances import Distance
 
-#: How large the entries of a gradient are, and how far the second one is from the first: its share of another one.
-#: A distance may be flat between gradients of one size or far apart, as a narrow kernel is.
+#: Sizes of the entries of the first gradient, and the share of another random gradient in the second. Several are tried
+#: because a distance may be flat between gradients of one size or far apart, as a narrow kernel is.
 _SIZES, _SHARES = (1.0, 1e-2, 1e-4), (1.0, 0.1)
 #: Packages whose functions need no check.
 _KNOWN = ("jaxleak", "jax", "jaxlib", "numpy", "builtins")
 
 
 def check_distance(distance: Distance, like: PyTree) -> None:
-    """Refuse what cannot lead an attack: a similarity, a constant, or a function without numbers or slopes.
+    """Refuse functions that an attack cannot descend: similarities, constants, or no finite values or slopes.
 
-    The function is called on pairs of random gradients of several sizes. One pair is enough to pass, since a distance
-    may be flat elsewhere. A wrong distance may still pass.
+    The function is called on pairs of random gradients of several sizes. It passes if one pair has a usable value and
+    slope, since a distance may be flat elsewhere. Passing does not prove that a distance is right.
 
     Args:
         distance: `(observed, simulated) -> ()`, zero or smallest where both are equal.
@@ -45,7 +45,7 @@ def check_distance(distance: Distance, like: PyTree) -> None:
         try:
             with jax.ensure_compile_time_eval():  # attacks may be made inside of a compiled program
                 apart, slope, equal = map(float, measured(*_pair(first, second, size, share)))
-        except jax.errors.ConcretizationTypeError:  # it reads a number that is not known yet
+        except jax.errors.ConcretizationTypeError:  # it reads a value that is still traced
             return
         if np.isfinite([apart, slope]).all() and slope and equal < apart:
             return
@@ -69,7 +69,7 @@ def check_distance(distance: Distance, like: PyTree) -> None:
 
 
 def is_foreign(distance: Any) -> bool:
-    """Whether a function, or one that it was made of, is from outside of jaxleak and needs the check."""
+    """Whether a function, or any function that it is built from, is from outside of jaxleak and needs the check."""
     if isinstance(distance, functools.partial):
         return is_foreign(distance.func) or any(map(is_foreign, distance.args))
     if isinstance(distance, tuple | list):
@@ -103,7 +103,7 @@ def _pair(first: PyTree, second: PyTree, size: float, share: float) -> tuple[PyT
 
 
 def _measured(distance: Distance, first: PyTree, second: PyTree) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """How far two gradients are apart, the largest entry of the slope by the second, and the first from itself."""
+    """The distance of two gradients, the largest entry of its slope in the second, and the first's own distance."""
     apart, slope = jax.value_and_grad(distance, argnums=1)(first, second)
     largest = jnp.stack([jnp.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(slope)]).max()
     return apart, largest, distance(first, first)

@@ -1,8 +1,8 @@
 """Gradient regularization: descend `D + lambda ||grad D||` without ever forming a Hessian (FedLeak, section 4.3).
 
-Its gradient is `p + lambda H p / ||p||` with p = grad D and H the Hessian of D. FedLeak replaces the Hessian-vector
-product by a finite difference, which turns the sum into a blend of two gradients (its Eq. 13); the exact product is
-here too, and tests hold them together.
+The gradient of this sum is `p + lambda H p / ||p||` with p = grad D and H the Hessian of D. FedLeak replaces the
+Hessian-vector product by a finite difference, which turns the sum into a blend of two gradients (its Eq. 13). The exact
+product is implemented too, and tests compare the two.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Objective = Callable[[PyTree, Any], tuple[jax.Array, Any]]
 
 
 class GradientRegularization(NamedTuple):
-    """How the direction of a step is made."""
+    """How gradient regularization forms the direction of a step."""
 
     blend: float = 0.0  # lambda' in [0, 1]; 0 is plain descent
     length: float = 1e-2  # k > 0, how far the probe goes
@@ -57,8 +57,9 @@ def gradient_regularization(
         length: k > 0, the probe's length over all variables together; the paper gives none.
         probe: "ascent", "descent", or "step": where the optimizer's own step would lead, whatever its length (the
             published code; `length` is then unused).
-        exact: use `grad D +- lambda' k H grad D / ||grad D||`, the limit of small k at equal lambda' k.
-        reselect: let the probe choose its own set Lambda of matched elements; Algorithm 1 writes the same one for both.
+        exact: use `grad D +- lambda' k H grad D / ||grad D||`, the limit of small k with lambda' k held fixed.
+        reselect: let the probe choose its own set Lambda of matched elements; Algorithm 1 uses one set for both
+            gradients.
 
     Raises:
         ValueError: on arguments out of range.
@@ -79,13 +80,13 @@ def regularized_gradient(
     """Value, aux, and the regularized direction of an objective.
 
     Args:
-        objective: called as `objective(variables, None)` first, and then with what `selected` takes from its aux, so
-            that the probe keeps the first evaluation's choice of matched elements (FedLeak, Algorithm 1); or with None
-            again, to choose anew.
+        objective: first called as `objective(variables, None)`. The second call passes what `selected` takes from the
+            first call's aux, so that the probe keeps its choice of matched elements (FedLeak, Algorithm 1). With
+            `regularization.reselect` it passes None again.
         variables: the point at which the direction is taken.
         regularization: how gradients are blended.
-        selected: from the first evaluation's aux to the second's argument.
-        step: from a gradient to the optimizer's update, for the probe "step".
+        selected: function from the first call's aux to the second argument of the second call.
+        step: function from a gradient to the optimizer's update, for the probe "step".
 
     Returns:
         The objective's value () in its own unit and aux at `variables`, and the direction, of the structure of

@@ -1,4 +1,4 @@
-"""Distances between two gradient trees: what the server received, and what a fake batch would have sent.
+"""Distances between two gradient trees: the one that the server received, and the one of a fake batch.
 
 Every function is `(observed, simulated) -> ()` with two trees of the same structure and shapes, is differentiable in
 `simulated`, and is zero when the trees are equal. Leaves of other shapes raise a `ValueError`.
@@ -16,20 +16,20 @@ from jaxleak._base import PyTree
 
 Distance = Callable[[PyTree, PyTree], jax.Array]
 
-# Below this, a tensor's variance is rounding: a kernel that narrow is flat everywhere and has no gradient.
+# A tensor's variance below this is rounding error. A kernel that narrow is flat everywhere and has no gradient.
 _VARIANCE_FLOOR = 1e-20
 
 
 def absolute(x: jax.Array) -> jax.Array:
-    """|x| with derivative 0 at 0, as in PyTorch and TensorFlow; that of `jnp.abs` is 1 and parts what is equal."""
+    """|x| with derivative 0 at 0, as in PyTorch and TensorFlow; `jnp.abs` has 1, which drives equal values apart."""
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
 def difference(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a - b` of arrays of one shape, in float32 at the least: squares of 16 bits vanish, and their sums overflow.
+    """`a - b` for arrays of one shape, at least in float32: 16-bit squares underflow, and their sums overflow.
 
     Raises:
-        ValueError: on other shapes, which would be broadcast without a word.
+        ValueError: if the shapes differ, since they would be broadcast silently.
     """
     _same_shape(a, b)
     return _tree.wide(a) - _tree.wide(b)
@@ -48,7 +48,7 @@ def squared_l2(observed: PyTree, simulated: PyTree) -> jax.Array:
 def layer_norms(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Sum over leaves of the L2 norm of their difference (GradInversion, Yin et al. 2021, equation 2): () in [0, inf).
 
-    A norm keeps its pull however small the difference becomes; a leaf that agrees exactly has gradient 0.
+    The gradient of a norm does not shrink with the difference. A leaf that agrees exactly has gradient 0.
     """
     norms = jax.tree.map(lambda a, b: _tree.root(jnp.sum(difference(a, b) ** 2)), observed, simulated)
     return sum(jax.tree.leaves(norms), jnp.zeros(()))
@@ -63,9 +63,9 @@ def l1(observed: PyTree, simulated: PyTree) -> jax.Array:
 def relative_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
     """`sum |g' - g| / sum |g|` over all entries of the trees: FedLeak's L1 term (section 4.2) in units of the data.
 
-    FedLeak prints the sum of the selected entries and reasons about their mean, a factor of millions apart. Divided by
-    the observed mass the term has no scale left: 1 for a simulated gradient of zeros, whatever the model or the share
-    that is selected. Give it masked trees and both sums run over the selection.
+    FedLeak prints a sum over the selected entries but reasons about their mean; the two differ by a factor of millions.
+    Division by the observed mass makes the term independent of scale: it is 1 for a simulated gradient of zeros,
+    whatever the model or the selected share. If both trees are masked, both sums run over the selection.
 
     Returns:
         () in [0, inf); the plain sum where the observed tree is zero.
@@ -77,7 +77,7 @@ def relative_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
 def mean_l1(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Mean absolute difference over all entries of all leaves (FedLeak, Theorem 2): () in [0, inf).
 
-    Entries that a mask zeroed count too: on R percent of the entries this is R / 100 of the mean over them.
+    Entries that a mask set to zero count too: if R percent are selected, the result is R / 100 of their mean.
     """
     return l1(observed, simulated) / sum(leaf.size for leaf in jax.tree.leaves(observed))
 
@@ -89,8 +89,8 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
     """
     jax.tree.map(_same_shape, observed, simulated)
     scale = _tree.norm(observed) * _tree.norm(simulated)
-    zero = scale == 0  # and not `scale > 0`, which takes what is not a number for a tree of zeros
-    # Both branches of a where are differentiated: the divisor must be safe in the branch that is not taken.
+    zero = scale == 0  # not `scale > 0`, which would treat NaN like a tree of zeros
+    # JAX differentiates both branches of a `where`, so the divisor must be safe in the branch that is not taken.
     similarity = _tree.dot(observed, simulated) / jnp.where(zero, 1.0, scale)
     return 1.0 - jnp.where(zero, 0.0, similarity)
 
@@ -98,9 +98,9 @@ def cosine(observed: PyTree, simulated: PyTree) -> jax.Array:
 def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | None = None) -> jax.Array:
     """SAPAG's distance (Wang et al. 2020): sum over tensors of `1 - exp(-||g - g'||^2 / sigma^2)`.
 
-    sigma^2 is the variance of the observed tensor's entries, a scale that adapts to every layer and phase of training
-    and that the published CAFE code uses for this baseline too; a constant tensor falls back to a small floor. A leaf
-    of a vertical model holds all parties' copies of a layer and counts as one tensor.
+    sigma^2 is the variance of the observed tensor's entries. This scale adapts to every layer and phase of training,
+    and the published CAFE code uses it for this baseline too. A constant tensor gets a small floor as its variance. In
+    a vertical model one leaf holds all parties' copies of a layer, and counts as one tensor.
 
     Args:
         observed: the gradient that was received.
@@ -126,7 +126,7 @@ def gaussian_kernel(observed: PyTree, simulated: PyTree, *, variance: float | No
 def gaussian_likelihood(scale: float) -> Distance:
     """Negative log-likelihood of the observed gradient under Gaussian noise: `||g - g'||^2 / (2 scale^2)`.
 
-    The data term of the Bayes-optimal attack on a defense that adds noise of known strength (Balunovic et al.,
+    This is the data term of the Bayes-optimal attack on a defense that adds noise of known strength (Balunovic et al.,
     *Bayesian framework for gradient leakage*, ICLR 2022). The constant P log(scale sqrt(2 pi)) is left out, so equal
     trees are at distance zero.
 
@@ -146,7 +146,7 @@ def gaussian_likelihood(scale: float) -> Distance:
 def laplace_likelihood(scale: float) -> Distance:
     """Negative log-likelihood of the observed gradient under Laplace noise: `||g - g'||_1 / scale`.
 
-    As `gaussian_likelihood`, without the constant P log(2 scale).
+    As in `gaussian_likelihood`, the constant is left out; here it is P log(2 scale).
 
     Args:
         scale: scale b of the density exp(-|z| / b) / (2 b) in every entry, > 0; the variance is 2 b^2.
@@ -162,22 +162,22 @@ def laplace_likelihood(scale: float) -> Distance:
 
 
 def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
-    """The likelihood of noise that is at least as large as stated, at the size that explains a candidate best.
+    """The likelihood under noise of the stated size or larger: the size that explains the candidate best.
 
-    Far from the truth, differences are much larger than the noise. Its likelihood then weighs so much that a prior
-    beside it says nothing until the search is nearly over, at an image that the prior would never have led to. This
-    one takes the noise for as large as the differences are, until they have come down to what is stated. From there
-    on it is the likelihood itself, so that the likeliest image stays the same.
+    Far from the truth, differences are much larger than the noise. The plain likelihood then outweighs any prior until
+    the search is nearly over, and the prior comes too late to lead it to another image. This distance instead assumes
+    noise as large as the current differences, until these have come down to the stated noise. From there on it is the
+    plain likelihood, so the likeliest image stays the same.
 
-    With `D` the negative log-likelihood and `L` its expectation under the noise (`expected` times the entries of the
-    observed tree that are not zero), it is `D` where `D <= L`, and `L (1 + log(D / L))` elsewhere: the minimum over the
-    scale, up to a constant. Value and slope are continuous.
+    Let `D` be the negative log-likelihood and `L` its expectation under the noise (`expected` times the number of
+    entries of the observed tree that are not zero). The distance is `D` where `D <= L`, and `L (1 + log(D / L))`
+    elsewhere: the minimum over the scale, up to a constant. Value and slope are continuous.
 
     Args:
-        likelihood: `gaussian_likelihood(scale)`, `laplace_likelihood(scale)`, or another one whose value goes with a
-            power of the scale.
-        expected: what an entry adds to it in the mean under the noise itself, > 0: 0.5 for Gaussian noise, 1 for
-            Laplace noise.
+        likelihood: `gaussian_likelihood(scale)`, `laplace_likelihood(scale)`, or another one whose value is
+            proportional to a power of the scale.
+        expected: mean contribution > 0 of an entry to the likelihood under the noise itself: 0.5 for Gaussian noise, 1
+            for Laplace noise.
 
     Returns:
         Distance in [0, inf).
@@ -189,7 +189,7 @@ def profile_likelihood(likelihood: Distance, expected: float) -> Distance:
 
     def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
         value = likelihood(observed, simulated)
-        # An entry that is exactly zero behind noise was left out of the comparison, so no noise is expected of it.
+        # Noise never leaves an entry exactly zero, so such an entry was masked out and contributes no noise.
         arrived = sum(jnp.count_nonzero(leaf) for leaf in jax.tree.leaves(observed))
         limit = expected * jnp.maximum(arrived, 1)
         # Both branches of a where are differentiated: the logarithm must be finite in the branch that is not taken.
@@ -220,11 +220,11 @@ def weighted(pairs: Sequence[tuple[float, Distance]]) -> Distance:
 
 
 def layer_weighted(distance: Distance, weights: PyTree | Callable[[int], float]) -> Distance:
-    """`distance` between trees whose leaf number i was multiplied by weight i in both of them.
+    """`distance` between two trees after leaf number i of both was multiplied by weight i.
 
-    So the weight enters as the distance is homogeneous: `l1` and `mean_l1` weigh the leaf's term by w, `squared_l2`
-    and the Gaussian likelihood by w^2 (pass square roots), `cosine` measures the angle after the stretch, and
-    `relative_l1` divides by the observed mass after it. `gaussian_kernel` with its own variances does not change
+    The effect of a weight w depends on the distance. `l1` and `mean_l1` weigh the leaf's term by w; `squared_l2` and
+    the Gaussian likelihood weigh it by w^2 (pass square roots). `cosine` measures the angle between the scaled trees,
+    and `relative_l1` divides by the scaled observed mass. `gaussian_kernel` with its own variances does not change,
     except that a weight of 0 drops the tensor.
 
     Args:

@@ -24,7 +24,7 @@ def _targets(logits: jax.Array, y: jax.Array) -> jax.Array:
     """The soft labels (B, C) of logits (B, C); raise `ValueError` on another number of samples or of classes."""
     soft = soft_labels(y, logits.shape[-1])
     if logits.shape[-1] == 1 and y.ndim == 1:
-        soft = y[:, None].astype(logits.dtype)  # one logit is that of class 1
+        soft = y[:, None].astype(logits.dtype)  # a single logit belongs to class 1
     if soft.shape != logits.shape:
         raise ValueError(f"labels must be (B,) or (B, C) for logits {logits.shape}, got {y.shape}")
     return soft
@@ -34,8 +34,8 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     """Mean cross-entropy of logits (B, C) against labels (B,) or soft labels (B, C).
 
     Raises:
-        ValueError: if there is one logit only: the softmax of one logit is 1, so that neither value nor gradient would
-            depend on anything. Such a network stands for two logits, 0 and its own, of two classes.
+        ValueError: if there is only one logit. The softmax of one logit is always 1, so value and gradient would be
+            constant. A network with one logit z for two classes stands for the two logits 0 and z.
     """
     _require_classes("cross_entropy", logits)
     return -jnp.mean(jnp.sum(_targets(logits, y) * jax.nn.log_softmax(logits), axis=-1))
@@ -62,12 +62,12 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def needs_distributions(loss: Loss) -> bool:
-    """Whether the soft labels of a loss must sum to one; of a loss from elsewhere that is not known."""
+    """Whether the soft labels of a loss must sum to one; False for losses from elsewhere, where it is not known."""
     return loss in (cross_entropy, double_softmax_cross_entropy, smoothed_cross_entropy, focal_loss)
 
 
 def smoothed_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean cross-entropy () of logits (B, C) against labels (B,) or (B, C) of which a tenth is spread over all classes.
+    """Mean cross-entropy () of logits (B, C) and labels (B,) or (B, C), a tenth of which is spread over all classes.
 
     Szegedy et al., *Rethinking the Inception architecture for computer vision*, 2016, section 7.
     """
@@ -77,7 +77,8 @@ def smoothed_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 def binary_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     """Mean binary cross-entropy () over batch and outputs: logits (B, C), and findings (B, C) in [0, 1] or labels (B,).
 
-    That is `BCEWithLogitsLoss`, for several findings in one image. Of a label the one finding is its class.
+    This is PyTorch's `BCEWithLogitsLoss`, for several findings in one image. A label (B,) counts as one finding: its
+    class.
     """
     return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, _targets(logits, y)))
 
@@ -98,7 +99,7 @@ def focal_loss(logits: jax.Array, y: jax.Array) -> jax.Array:
 def squared_error(logits: jax.Array, y: jax.Array) -> jax.Array:
     """Mean squared difference () of outputs (B, C) from targets (B, C), or from the one-hot rows of labels (B,).
 
-    That is `MSELoss`, as of a regression.
+    This is PyTorch's `MSELoss`, as for regression.
     """
     return jnp.mean((logits - _targets(logits, y)) ** 2)
 

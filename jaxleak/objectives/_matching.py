@@ -1,7 +1,7 @@
-"""What a matching attack minimises: CAFE's F3, and the objectives that its papers compare it with.
+"""Objectives of matching attacks: CAFE's F3, and the objectives that its papers compare it with.
 
-An objective compares `Quantities` of the real batch, as far as they are known, with those of the fake batch. It says
-which quantities it needs, so that an attack computes no others and can refuse early when a threat grants too little.
+An objective compares the known `Quantities` of the real batch with those of the fake batch. It states which quantities
+it needs. An attack then computes no others, and can refuse early if the threat grants too little.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TERMS = ("gradient", "tv", "features", "statistics")
 
 
 class Quantities(NamedTuple):
-    """What is known of a batch. Fields that an objective does not need may be None."""
+    """What is known about a batch. Fields that an objective does not need may be None."""
 
     x: Any = None  # (B, P, *slice); None for the real batch
     gradient: PyTree = None  # the shared gradient
@@ -29,7 +29,7 @@ class Quantities(NamedTuple):
 
 
 class MatchingObjective(NamedTuple):
-    """What to minimise over the fake batch.
+    """An objective that is minimised over the fake batch.
 
     needs: which of "gradient", "features" and "statistics" `value` reads, and "images" if slices must be images.
     value: `(observed, simulated) -> (loss (), terms)`, terms a dict with the keys `TERMS`.
@@ -98,7 +98,7 @@ def cafe_objective(
         alpha: weight of the gradient term, >= 0.
         beta: weight of the truncated total variation, >= 0.
         gamma: weight of the features' term, >= 0; 0 needs no features.
-        xi: the total variation counts above this value only, >= 0.
+        xi: the total variation counts only above this value, >= 0.
         distance: the distance between two gradients.
 
     Raises:

@@ -1,7 +1,7 @@
 """Partial gradient matching: which entries of the gradients an attack compares (FedLeak, section 4.2).
 
-A `Selection` gives a mask with the gradient's structure, 1 for entries that count and 0 for the others; both gradients
-are multiplied by it before a distance sees them.
+A `Selection` returns a mask with the gradient's structure: 1 for entries that count, and 0 for the others. Both
+gradients are multiplied by the mask before their distance is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,8 @@ def top_share(
 
     The paper recomputes Lambda in every iteration from the simulated gradient; its released code selects per tensor.
     No gradient flows through the selection. Of n entries k = ceil(n percent / 100) are selected, and with them all
-    ties of the last one. So a gradient with fewer than k non-zero entries is selected whole: zeros tie with each other.
+    ties of the last one. If a gradient has fewer than k non-zero entries, all of its entries are selected, because
+    zeros tie with each other.
 
     Args:
         percent: R, share of the entries in (0, 100]; 100 selects all of them without looking.
@@ -48,7 +49,7 @@ def top_share(
         bits = magnitude_bits(leaves)
         total = sum(leaf.size for leaf in leaves)
         count = share_count(total, percent)
-        # Comparing integers and not floats: subnormal numbers, which floats may flush to zero, keep their order.
+        # Compare bit patterns as integers: float comparisons may flush subnormal numbers to zero and lose their order.
         threshold = kth_largest(bits, total - count + 1 if bottom else count)
         chosen = [b <= threshold if bottom else b >= threshold for b in bits]
         return [c.astype(leaf.dtype) for c, leaf in zip(chosen, leaves, strict=True)]
@@ -65,7 +66,7 @@ def top_share(
 
 
 def fixed_share(mask: PyTree) -> Selection:
-    """Always the same entries, e.g. those that reach a server which sees only a part of the model.
+    """Select the same entries always, e.g. those that reach a server which sees only a part of the model.
 
     Args:
         mask: tree of the gradients' structure and shapes with entries 0 and 1 (or weights in between).
@@ -75,15 +76,15 @@ def fixed_share(mask: PyTree) -> Selection:
 
 
 def apply_mask(mask: PyTree, tree: PyTree) -> PyTree:
-    """`tree` with every entry multiplied by the mask's; the gradient of what is masked out is zero."""
+    """`tree` with every entry multiplied by that of the mask; entries that are masked out get gradient 0."""
     return jax.tree.map(jnp.multiply, mask, tree)
 
 
 def partial_distance(distance: Distance, selection: Selection) -> Distance:
-    """`distance` between the selected entries of two gradients: the others are zero in both.
+    """`distance` between the selected entries of two gradients; all other entries are set to zero in both.
 
-    An attack that needs one selection for several evaluations, such as FedLeak for its probe, calls the selection
-    itself and applies its mask.
+    Some attacks need one selection for several evaluations, as FedLeak does for its probe. They call the selection
+    themselves and apply its mask.
     """
 
     def measured(observed: PyTree, simulated: PyTree) -> jax.Array:

@@ -14,7 +14,7 @@ def total_variation(x: jax.Array) -> jax.Array:
     """Anisotropic total variation (CAFE, ICLR 2021 submission, section 3.3).
 
     `sum_c sum_hw |x[h+1, w, c] - x[h, w, c]| + |x[h, w+1, c] - x[h, w, c]|`, with no difference across a border. The
-    tiles of one sample are summed; seams between tiles are not counted, as every party holds its tile alone.
+    tiles of one sample are summed. Seams between tiles are not counted, because each party holds only its own tile.
 
     Args:
         x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images, in any unit.
@@ -34,7 +34,7 @@ def total_variation(x: jax.Array) -> jax.Array:
 
 
 def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"] = "anisotropic") -> jax.Array:
-    """Total variation as a mean over differences, so that its weight means the same at every image and batch size.
+    """Total variation as a mean over differences: a weight then means the same at every image and batch size.
 
     - "anisotropic": `mean |vertical difference| + mean |horizontal difference|` over the batch, all places and
       channels (the prior of Geiping et al. 2020; FedLeak, section 4.2, prints no formula).
@@ -63,10 +63,10 @@ def mean_total_variation(x: jax.Array, kind: Literal["anisotropic", "isotropic"]
 
 
 def relative_total_variation(x: jax.Array) -> jax.Array:
-    """Anisotropic `mean_total_variation` over the pixels' standard deviation within an image.
+    """Anisotropic `mean_total_variation` divided by the pixels' standard deviation within an image.
 
-    It does not change when images are dimmed, so that objectives which do not see the scale of images either
-    (`row_space_distance`) are not pulled towards black.
+    This measure does not change when images are dimmed. Some objectives (`row_space_distance`) do not depend on the
+    scale of images either, and this prior does not pull them towards black.
 
     Args:
         x: (B, H, W, C) images in any unit.
@@ -80,7 +80,7 @@ def relative_total_variation(x: jax.Array) -> jax.Array:
 def summed_total_variation(x: jax.Array) -> jax.Array:
     """Anisotropic total variation summed over all differences of all images, as FedLeak prints its TV(x').
 
-    Unlike `total_variation`, whose derivative is CAFE's, it leaves an image that is constant where it is.
+    Unlike `total_variation`, whose derivative is CAFE's, its derivative is 0 at a constant image.
 
     Args:
         x: (B, H, W, C) images, or (B, P, h, w, c) tiles, in any unit.
@@ -99,9 +99,10 @@ def summed_total_variation(x: jax.Array) -> jax.Array:
 def truncated_tv(x: jax.Array, xi: float) -> jax.Array:
     """CAFE's truncated total variation: the batch's mean TV, or 0 while the mean TV of a tile is below xi.
 
-    The papers leave open whether xi is meant per image, batch or tile. Here it is compared with the mean over the
-    batch and over the parties' tiles, as in the authors' code, whose 25 on MNIST is also the printed xi (NeurIPS 2021,
-    Table 9): the mean TV of a real quadrant. The indicator (ICLR 2021 submission, equation 8) has no gradient.
+    The papers leave open whether xi applies per image, batch or tile. Here it is compared with the mean over the batch
+    and over the parties' tiles, as in the authors' code. Their code's threshold of 25 on MNIST is also the printed xi
+    (NeurIPS 2021, Table 9), and it is the mean TV of a real quadrant. The indicator (ICLR 2021 submission, equation 8)
+    has no gradient.
 
     Args:
         x: (B, P, h, w, c) tiles, or (B, H, W, C) whole images, in any unit.
@@ -131,10 +132,10 @@ def feature_distance(observed: jax.Array, simulated: jax.Array) -> jax.Array:
 def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
     """Squared differences of per-layer means and variances (the BN regularizer of GradInversion, Yin et al. 2021).
 
-    CAFE's networks have no batch normalisation, which in training mode would make per-sample gradients depend on the
-    batch. The mean and variance of every convolution's pre-activations over the batch stand in for the layers'
-    statistics; the threat must grant them. GradInversion adds norms, not their squares; squared, the term has the
-    smooth minimum of the other terms.
+    CAFE's networks have no batch normalisation, because in training mode it would make per-sample gradients depend on
+    the batch. Instead, this term compares the mean and variance over the batch of every convolution's pre-activations.
+    The threat must grant them. GradInversion adds norms, not their squares; squares give this term a smooth minimum,
+    like the other terms.
 
     Args:
         observed: the granted statistics, as `SplitModel.statistics` gives them.
@@ -149,9 +150,9 @@ def activation_statistics_distance(observed: PyTree, simulated: PyTree) -> jax.A
 def batch_norm_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
     """GradInversion's term R_BN: `sum_l ||mean_l - mean'_l||_2 + ||var_l - var'_l||_2` (Yin et al. 2021).
 
-    Norms, not squares: a layer pulls with the same force however close it is, unlike in
-    `activation_statistics_distance`. Which statistics are observed, those of the private batch or running ones, is up
-    to the threat.
+    The term adds norms, not squares, so the gradient of a layer's term does not shrink as the layer gets close, unlike
+    in `activation_statistics_distance`. The threat decides which statistics are observed: those of the private batch,
+    or running ones.
 
     Args:
         observed: tree of means and variances, every leaf (channels,) of one layer.
@@ -164,7 +165,7 @@ def batch_norm_distance(observed: PyTree, simulated: PyTree) -> jax.Array:
 
 
 def activation_penalty(activations: PyTree, reduction: Literal["mean", "sum"] = "mean") -> jax.Array:
-    """FedLeak's activation penalty: layers of trained networks are sparse on natural images (section 4.2).
+    """FedLeak's activation penalty: activations of trained networks are sparse on natural images (section 4.2).
 
     Args:
         activations: outputs of the layers that count, each (B, ...), e.g. `Outputs.activations` of a classifier.
@@ -201,8 +202,8 @@ def l2_prior(x: jax.Array) -> jax.Array:
 def group_distance(candidates: jax.Array) -> jax.Array:
     """Summed distance of each candidate to the mean of its group (GradInversion, Yin et al. 2021, equation 12).
 
-    GradInversion registers the candidates to each other before averaging, which is left out. A norm, not its square:
-    a square would outweigh every other term while the candidates are far from each other.
+    GradInversion registers the candidates to each other before averaging, which is left out here. The distance is a
+    norm, because its square would outweigh every other term while the candidates are far apart.
 
     Args:
         candidates: (G, B, ...), G reconstructions of the same batch.
@@ -217,8 +218,8 @@ def group_distance(candidates: jax.Array) -> jax.Array:
 def group_consistency(candidates: jax.Array) -> jax.Array:
     """Summed squared distance of each candidate to the mean of its group: CAFE's baseline of group consistency.
 
-    CAFE does not print its form. GradInversion itself adds norms (`group_distance`), and registers the candidates to
-    each other before averaging, which index alignment makes unnecessary.
+    CAFE does not print the formula of this baseline. GradInversion itself adds norms (`group_distance`), and registers
+    the candidates to each other before averaging, which index alignment makes unnecessary.
 
     Args:
         candidates: (G, B, ...), G reconstructions of the same batch.

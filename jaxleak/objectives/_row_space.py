@@ -1,33 +1,35 @@
-"""A distance between images and a gradient that needs no backward pass."""
+"""A distance between candidate images and an observed gradient that needs no backward pass."""
 
 import jax
 import jax.numpy as jnp
 
 
 def row_space_distance(rows: jax.Array, gradient: jax.Array, *, ridge: jax.Array | float, centred: bool) -> jax.Array:
-    """How much of a kernel's gradient cannot come from these inputs, whatever has come back from the layers above.
+    """The share of a kernel's gradient that these inputs cannot explain, whatever the layers above send back.
 
-    The gradient of a linear layer's kernel is P^T D: P holds what the layer read, a row per output pixel, and D the
-    gradient of its outputs. D depends on everything above, through every kink of the network and twice through its
-    statistics. Left free, it is the solution of a least-squares problem, and what remains,
+    The gradient of a linear layer's kernel is P^T D. P holds the layer's inputs, one row per output pixel, and D is the
+    gradient of its outputs. D depends on all layers above, through every kink of the network and twice through its
+    statistics. Here D is left free and replaced by the solution of a least-squares problem. The residual
 
         min over D of |G - P^T D|^2 / |G|^2,
 
-    depends on the forward pass below the layer alone: variable projection (G. Golub and V. Pereyra, *SIAM Journal on
-    Numerical Analysis* 10, 1973). It is informative if P has fewer rows than columns. That gradients of dense layers
-    span the space of their inputs is used by L. Fowl et al. (ICLR 2022), S. Kariyappa et al. (ICML 2023) and D.
-    Dimitrov et al. (*SPEAR*, NeurIPS 2024); I. Petrov et al. (*DAGER*, NeurIPS 2024) check tokens by it.
+    then depends only on the forward pass below the layer. This is variable projection (G. Golub and V. Pereyra, *SIAM
+    Journal on Numerical Analysis* 10, 1973). It is informative if P has fewer rows than columns. Others have used that
+    gradients of dense layers span the space of their inputs: L. Fowl et al. (ICLR 2022), S. Kariyappa et al. (ICML
+    2023), D. Dimitrov et al. (*SPEAR*, NeurIPS 2024), and I. Petrov et al. (*DAGER*, NeurIPS 2024), who check tokens
+    this way.
 
     Args:
         rows: P (n, k), n < k.
-        gradient: G (k, channels), of any scale, which does not matter.
-        ridge: scalar > 0, added to P P^T in units of its mean diagonal; the larger, the further the distance sees, and
-            the less exactly it is zero at the truth.
-        centred: whether the columns of D sum to zero, as they do where batch statistics normalise the layer's outputs;
-            then only the rows' differences from their mean count.
+        gradient: G (k, channels); its scale does not matter.
+        ridge: scalar > 0, added to the diagonal of P P^T, in units of the mean diagonal. A larger ridge makes the
+            distance informative further from the truth, but leaves it less close to zero at the truth.
+        centred: whether the columns of D sum to zero, as they do if batch statistics normalise the layer's outputs.
+            Only the rows' differences from their mean count then.
 
     Returns:
-        () in [0, 1]; 0 means that the gradient is explained. A gradient of zeros has 1: it says nothing.
+        () in [0, 1]; 0 means that the inputs explain the gradient. A gradient of zeros, which carries no information,
+        gives 1.
     """
     if centred:
         rows = rows - rows.mean(axis=0)

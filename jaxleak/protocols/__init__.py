@@ -1,4 +1,4 @@
-"""Federated learning protocols: what runs, and what each round leaves on record."""
+"""Federated learning protocols: the computation of each round, and the transcript that it leaves."""
 
 from jaxleak.protocols._client import ClientShare, averaged_share, client
 from jaxleak.protocols._encrypted import encrypted_first

@@ -4,9 +4,9 @@ from types import ModuleType
 
 import numpy as np
 
-# 8192 coefficients with 170 bits of modulus are at 128 bits of security (the standard allows 218), and leave one
-# multiplication, which is all that a product with plain numbers needs. The scale trades range for precision: errors
-# must stay below Adam's epsilon, 1e-8, or gradients that should be zero move parameters by a whole step.
+# 8192 coefficients with 170 bits of modulus give 128 bits of security (the standard allows 218). They leave room for
+# one multiplication, which is all that a product with plain numbers needs. The scale trades range for precision: errors
+# must stay below Adam's epsilon, 1e-8. Otherwise gradients that should be zero would move parameters by a whole step.
 _DEGREE = 8192
 _MODULI = (60, 50, 60)
 _SCALE = 2.0**50
@@ -17,7 +17,7 @@ SLOTS = _DEGREE // 2
 
 
 class SecretOwner:
-    """A party with a key pair. `multiply` is what another party does for it, with the public key only."""
+    """A party with a key pair. Another party computes `multiply` for it, with the public key only."""
 
     def __init__(self) -> None:
         """Draw a key pair.
@@ -35,11 +35,11 @@ class SecretOwner:
     def encrypt(self, matrix: np.ndarray, width: int) -> list[list[bytes]]:
         """Encrypt M (n, m) for a product with an (m, width) matrix.
 
-        Slot (i, c) of ciphertext j holds M[i, j] for all c < width, so that the product needs no rotations and its
-        other side no Galois keys.
+        Slot (i, c) of ciphertext j holds M[i, j] for all c < width. The product then needs no rotations, and the other
+        party needs no Galois keys.
 
         Returns:
-            Per chunk of rows that fits into one ciphertext, m serialised ciphertexts.
+            For each chunk of rows that fits into one ciphertext, a list of m serialised ciphertexts.
 
         Raises:
             ValueError: if width > `SLOTS`.
@@ -59,13 +59,16 @@ class SecretOwner:
         return np.concatenate([np.reshape(vector, (-1, width)) for vector in vectors])
 
     def product(self, matrix: np.ndarray, plain: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        """M R + O as it runs: this party encrypts M (n, m), the other one computes, this party decrypts (n, k).
+        """M R + O as the parties compute it: this one encrypts M (n, m), the other multiplies, this one decrypts.
+
+        Returns:
+            (n, k) float64.
 
         Raises:
             OverflowError: if an entry of the result exceeds 500, where the cipher's range ends.
         """
         width = plain.shape[1]
-        # Neither side could check this alone; the simulation can, and silent wrapping would be worse.
+        # Neither party could check this alone. The simulation can, and wrapping around silently would be worse.
         largest = np.abs(matrix @ plain + offset).max()
         if not largest <= _LARGEST:
             raise OverflowError(f"the cipher holds numbers up to {_LARGEST:g}, got {largest:g}")
@@ -73,13 +76,13 @@ class SecretOwner:
 
 
 def multiply(public_key: bytes, chunks: list[list[bytes]], plain: np.ndarray, offset: np.ndarray) -> list[bytes]:
-    """The other side's part: [M] R + O for plain R (m, k) and O (n, k), without the secret key.
+    """The other party's part: [M] R + O for plain R (m, k) and O (n, k), without the secret key.
 
     Args:
         public_key: the owner's public key.
         chunks: from `SecretOwner.encrypt(M, k)`.
         plain: R.
-        offset: O, what is added before the owner may see the result.
+        offset: O, added before the owner may see the result.
 
     Returns:
         Serialised ciphertexts, one per chunk of rows.

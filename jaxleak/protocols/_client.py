@@ -20,15 +20,16 @@ from jaxleak.protocols._secure_aggregation import largest_entry, secure_mean
 
 
 class ClientShare:
-    """`share(params, batch, sharpness=None) -> payload`, the very function that a client runs.
+    """`share(params, batch, sharpness=None) -> payload`: the function that a client runs.
 
-    The client takes `local_steps` steps of gradient descent in each of its `local_epochs` over the same samples. The
-    payload is `(w - w') / (learning_rate * steps)` with the number of all steps, the uploaded update in units of a
-    gradient, averaged over the clients of a secure aggregation; with one step it is the gradient itself. With momentum,
-    gradients are weighed by their part in the update. The server knows all constants, so this is arithmetic it can do.
-    Samples are ordered: client by client, and step by step as in the first epoch.
+    The client takes `local_steps` steps of gradient descent in each of its `local_epochs` passes over the same samples.
+    The payload is the uploaded update in units of a gradient, `(w - w') / (learning_rate * steps)`, where `steps`
+    counts the steps of all epochs. With one step it is the gradient itself. With momentum, each gradient is weighed by
+    its part in the update. Under secure aggregation the payload is averaged over the clients. The server knows all
+    constants, so it can do this arithmetic itself. Samples are ordered client by client, and within a client step by
+    step as in the first epoch.
 
-    Clients that compute the same are equal, so that what was compiled for one serves the other.
+    Clients that compute the same function compare equal, so that compiled code is reused.
     """
 
     def __init__(
@@ -43,21 +44,22 @@ class ClientShare:
         batch_norm: BatchNormMode = "train",
         loss: Loss = cross_entropy,
     ):
-        """State once what the client computes.
+        """Define what the client computes.
 
         Args:
             model: the global model.
             local_steps: E >= 1 steps of an epoch, each on its own B samples.
             local_epochs: K >= 1 passes over these E * B samples, as in ordinary federated averaging.
             learning_rate: step size of the local steps, > 0.
-            momentum: momentum of the local steps, in [0, 1); the velocity begins at zero in every round, as that of
-                PyTorch's `SGD` does where the client makes its optimiser anew.
+            momentum: momentum of the local steps, in [0, 1); the velocity starts at zero in every round, as with
+                PyTorch's `SGD` if the client creates its optimiser anew.
             clients: M >= 1 clients whose updates are averaged before the server sees them (FedLeak, section 7).
             batch_norm: "train" normalises by the statistics of each local batch, "eval" by the running ones.
-            loss: `(logits (B, C), y) -> ()`, with its reduction. The client calls it with its own labels, integers (B,)
-                or (B, C), and an attack always with (B, C). So it must take both and mean the same by integers and by
-                their one-hot rows, as `objectives.cross_entropy` does by `objectives.soft_labels`; attacks refuse
-                another. A loss of several labels per image, whose y is never (B,), need not take integers.
+            loss: `(logits (B, C), y) -> ()`, with its reduction. The client calls it with its own labels, which are
+                integers (B,) or rows (B, C). An attack always calls it with (B, C). So the loss must accept both, and
+                must give the same value for integers and for their one-hot rows, as `objectives.cross_entropy` does by
+                `objectives.soft_labels`; attacks refuse other losses. A loss of several labels per image, whose y is
+                never (B,), need not accept integers.
 
         Raises:
             ValueError: on arguments out of range.
@@ -77,17 +79,17 @@ class ClientShare:
         return isinstance(other, ClientShare) and type(self) is type(other) and self._computed() == other._computed()
 
     def __hash__(self) -> int:
-        """Equal clients have the same."""
+        """A hash that equal clients share."""
         return hash(self._computed())
 
     def _computed(self) -> tuple[Any, ...]:
-        """All that says what the client computes. A loss counts as an object: one with weights may have no hash."""
+        """Everything that defines what the client computes. The loss enters by its id, as it may have no hash."""
         steps = (self.local_steps, self.local_epochs, self.learning_rate, self.momentum, self.clients)
         return self.model, id(self.loss), self.batch_norm, steps
 
     @property
     def total_steps(self) -> int:
-        """K * E steps of all epochs, after each of which the weights are others."""
+        """The number K * E of steps over all epochs; every step changes the weights."""
         return self.local_steps * self.local_epochs
 
     def in_mode(self, batch_norm: BatchNormMode) -> "ClientShare":
@@ -95,7 +97,7 @@ class ClientShare:
         return self._changed(batch_norm=batch_norm)
 
     def with_model(self, model: Classifier) -> "ClientShare":
-        """The same client with another model, such as one in which layers are constants."""
+        """The same client with another model, such as one in which some layers are constants."""
         return self._changed(model=model)
 
     def with_loss(self, loss: Loss) -> "ClientShare":
@@ -103,7 +105,7 @@ class ClientShare:
         return self._changed(loss=loss)
 
     def in_one_epoch(self) -> "ClientShare":
-        """The same steps, each on samples of its own: a client of one epoch and K * E local steps."""
+        """A client with the same number of steps, each on its own samples: one epoch of K * E local steps."""
         return self._changed(local_steps=self.total_steps, local_epochs=1)
 
     def _changed(self, **changed: Any) -> "ClientShare":
@@ -121,12 +123,12 @@ class ClientShare:
     ) -> PyTree:
         """The payload of a batch x (M * E * B, 1, H, W, channels); `params` are the model's variables.
 
-        With a `sharpness` the kinks of the model are smoothed: the attacker's copy. `orders` (M, K - 1, E * B) are the
-        permutations of every client's samples in its later epochs; None repeats the first epoch's order, which is all
-        that an attacker can assume.
+        With a `sharpness` the kinks of the model are smoothed, as in the attacker's copy. `orders` (M, K - 1, E * B)
+        are the permutations of every client's samples in its later epochs. None repeats the order of the first epoch,
+        which is all that an attacker can assume.
 
-        Labels that are traced, as under `jax.jit`, have no values to look at: only their dtype and shape are checked,
-        and the losses of `jaxleak.objectives` give an image whose label is out of range no gradient.
+        Under `jax.jit` labels are traced and their values cannot be checked, only their dtype and shape. With the
+        losses of `jaxleak.objectives`, an image whose label is out of range then adds no gradient.
 
         Raises:
             ValueError: if `batch.x` has another shape or is not M * E equal parts, if `batch.y` does not hold one
@@ -174,7 +176,7 @@ class ClientShare:
         return [one_client(*one) for one in zip(*split, visits, strict=True)]
 
     def _visits(self, samples: int, orders: jax.Array | None) -> list[jax.Array | None]:
-        """For every client the samples that it visits, one epoch after the other; None where there is one epoch."""
+        """For every client, the samples that it visits, one epoch after the other; None if there is only one epoch."""
         later = (self.clients, self.local_epochs - 1, samples)
         if orders is not None and orders.shape != later:
             raise ValueError(f"orders must be (clients, local_epochs - 1, samples) = {later}, got {orders.shape}")
@@ -186,7 +188,7 @@ class ClientShare:
         return [jnp.concatenate([first, *own]) for own in orders]
 
     def example_gradients(self, params: PyTree, batch: Batch) -> PyTree:
-        """The payload of every example by itself, for one step of one client: leaves with a leading axis B."""
+        """The payload of each single example, for one step of one client: leaves with a leading axis B."""
         self._check(batch)  # before `vmap` hides the labels
         return jax.vmap(lambda x, y, i: self(params, Batch(x[None], y[None], i[None])))(*batch)
 
@@ -199,8 +201,8 @@ class ClientShare:
 def averaged_share(share: ClientShare) -> ClientShare:
     """The server's estimate of `share`: one gradient step on all samples at once (FedLeak, section 2).
 
-    With several local steps, epochs or clients it ignores that the weights moved in between, and that each step
-    normalised its own batch; with one of each it is `share`.
+    With several local steps, epochs or clients, the estimate ignores that the weights change in between, and that each
+    step normalises its own batch. With one of each it equals `share`.
     """
     return ClientShare(share.model, batch_norm=share.batch_norm, loss=share.loss)
 
@@ -227,31 +229,31 @@ def client(
 
     Args:
         share: what the client computes.
-        num_samples: N, size of the client's data; for M aggregated clients, of all of theirs.
+        num_samples: N, the size of the client's data; with M aggregated clients, of all their data together.
         batch_size: B of each local step; a round uses M * E * B <= N different samples.
         variables: the global model of the attacked round, e.g. trained; None draws the model's initial ones.
-        defense: what the client does against the attack, at "payload", "representation" or "per_example_gradient", or
-            at "server_view" what the server cannot read; for one client, and inside a step for one local step. With
-            `neighbours` also at "client_payloads". A state that it has lasts from round to round.
+        defense: the client's defense at "payload", "representation" or "per_example_gradient", or at "server_view" what
+            the server cannot read. It needs a single client, and one that acts inside a step needs a single local step.
+            With `neighbours` it must act at "client_payloads". Its state is kept from round to round.
         reshuffle: whether a client of several epochs draws a new order of its samples in each, as PyTorch's loaders do
             with `shuffle=True`. The attacker does not know these orders: its copy, the protocol's share, repeats the
-            first epoch's.
-        neighbours: other clients, each with as many samples of its own, whose payloads a defense at "client_payloads"
-            takes along. The server sees the first client's upload, and the transcript holds that client's samples.
-        secure_aggregation: fraction bits in [0, 30] of `masked_payloads`: several clients upload under masks that
-            cancel in the sum, so that the transcript, and with it any threat, has the mean and no single payload. None
-            averages in floating point, which grants no more, without the rounding.
+            first one.
+        neighbours: number of other clients with equally many samples, whose payloads a defense at "client_payloads"
+            needs. The server sees the first client's upload, and the transcript holds that client's samples.
+        secure_aggregation: fraction bits in [0, 30] of `masked_payloads`. Several clients then upload under masks that
+            cancel in the sum, so the transcript holds only the mean, and no single payload. None averages in floating
+            point, which reveals no more.
         with_statistics: also record the batch's normalisation statistics, for threats that grant them.
 
     Returns:
-        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`. The
-        batch of a transcript is in the order in which the client drew it, so that the truth to compare a reconstruction
-        with is `transcript.private`, and not the data that the round was given.
+        A `Protocol` whose params are the model's variables and whose payload has the tree of `variables["params"]`. A
+        transcript's batch is in the order in which the client drew it: compare a reconstruction with
+        `transcript.private`.
 
     Raises:
         ValueError: on sizes out of range, secure aggregation of one client, a defense at a place that this client does
             not have, or `reshuffle` where no order matters; when a round is run, if the private set does not hold N
-            samples with labels in [0, C); under `jax.jit` labels have no values to look at.
+            samples with labels in [0, C) (not checked under `jax.jit`).
     """
     _validate.made(ClientShare, "protocols.ClientShare", share=share)
     own_size = share.clients * share.local_steps * batch_size

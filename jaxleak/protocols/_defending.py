@@ -1,4 +1,4 @@
-"""Where a defense acts in a protocol: the one place that checks, and applies, the defenses of all protocols."""
+"""The functions with which all protocols check and apply their defenses."""
 
 from collections.abc import Collection
 
@@ -28,14 +28,15 @@ def check_defense(
         defense: the protocol's defense, or None.
         places: the places that the protocol has.
         num_classes: C of the model.
-        local_steps: E of a client.
-        inside: whether the protocol lets a defense of examples into each of several local steps.
+        local_steps: E, the local steps of a client.
+        inside: whether the protocol can apply a defense of single examples inside each of several local steps.
         mixes_examples: whether the model has batch normalisation in training mode.
-        loss: the client's, which must be a mean for a defense of examples; None is not asked.
+        loss: the client's loss, which must be a mean over the batch for a defense of single examples; None skips this
+            check.
 
     Raises:
-        ValueError: if it is no `Defense`, or naming the place, the number of classes, the number of steps or the loss
-            that the defense needs.
+        ValueError: if `defense` is not a `Defense`, or naming the place, the number of classes, the number of steps or
+            the loss that the defense needs.
     """
     if defense is None:
         return
@@ -65,18 +66,18 @@ def acts_at(defense: Defense | None, *places: str) -> bool:
 def defended(
     defense: Defense | None, place: str, key: jax.Array, value: PyTree, state: PyTree = None, **known: object
 ) -> tuple[PyTree, PyTree]:
-    """What passes at `place`, and the defense's state after it; both as they were where the defense acts elsewhere.
+    """The defended value at `place`, and the defense's new state; both unchanged if the defense acts elsewhere.
 
     Args:
         defense: the protocol's defense, or None.
         place: one of `HORIZONTAL_PLACES` or `SPLIT_PLACES`.
         key: random key of this round and place.
-        value: what passes there, as `Defense` says.
-        state: state of the defense from the rounds before; None or () where none is kept.
+        value: the value at that place, see `Defense`.
+        state: state of the defense from the rounds before; None or () if no state is kept.
         known: what the defender knows besides, by name.
 
     Raises:
-        ValueError: if the defense has a memory, and no state of it is given.
+        ValueError: if the defense has a state but none is given.
     """
     if defense is None or defense.place != place:
         return value, state
@@ -92,12 +93,12 @@ def defended(
 
 
 def memory(defense: Defense | None, params: PyTree, *leading: int) -> PyTree:
-    """The state of a defense before the first round, or () if it has no memory.
+    """The state of a defense before the first round, or () if it keeps no state.
 
     Args:
         defense: the protocol's defense, or None.
-        params: what has the shapes of one client's payload.
-        leading: axes that what passes at the defense's place has before them, of examples or of clients.
+        params: a tree with the shapes of one client's payload.
+        leading: sizes of the leading axes, of examples or of clients, that values at the defense's place have.
     """
     if defense is None:
         return ()
@@ -108,7 +109,7 @@ def memory(defense: Defense | None, params: PyTree, *leading: int) -> PyTree:
 
 
 def mean_of_examples(gradients: PyTree) -> PyTree:
-    """The batch's gradient from those of its examples, which have a leading axis B."""
+    """The gradient of a batch from the gradients of its examples, which have a leading axis B."""
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), gradients)
 
 
@@ -129,7 +130,7 @@ def defended_upload(
         payload: what the client would upload.
         state: see `defended`.
         round: () int32.
-        client: the client's model, variables, x, y, mode and loss, which a defense at "representation" is given.
+        client: the client's model, variables, x, y, mode and loss, for a defense at "representation".
     """
     payload, state = defended(defense, "payload", key, payload, state, round=round)
     return defended(defense, "representation", key, payload, state, round=round, **client)

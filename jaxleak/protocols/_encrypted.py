@@ -1,11 +1,11 @@
 """The encrypted variant of split vertical training: the top's first layer on ciphertexts (VFLRecon, section II-B).
 
-What it protects, and what not: the label holder never sees an embedding, a party never sees the layer's weights. The
-label holder does get the gradient dL/dW_A = alpha_A^T delta in the clear, and knows delta. Where delta has full rank,
-for which a batch needs at most d samples, it solves for the embeddings alpha_A, exactly but for rounding
-(`attacks.party_records.solved_embeddings`). Every party still gets dL/db_p in the clear, because without it it could
-not train its bottom model. That gradient is all that label attacks read, and encryption leaves it as it is, so
-encryption does not stop them.
+The variant protects two things: the label holder never sees an embedding, and a party never sees the layer's weights.
+Other leaks remain. The label holder gets the gradient dL/dW_A = alpha_A^T delta in the clear, and knows delta. If delta
+has full rank, which requires a batch of at most d samples, the label holder can solve for the embeddings alpha_A,
+exactly up to rounding (`attacks.party_records.solved_embeddings`). Every party still gets dL/db_p in the clear, because
+it could not train its bottom model without it. Label attacks read only that gradient, which encryption does not change,
+so encryption does not stop them.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,17 +31,17 @@ _Product = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax
 
 @dataclass(frozen=True)
 class EncryptedFirst:
-    """The first layer on ciphertexts, and which parties' embeddings the label holder sees all the same."""
+    """The first layer on ciphertexts, and the parties whose embeddings the label holder sees nevertheless."""
 
     layer: InteractiveLayer
     shown: tuple[int, ...]
 
     def __call__(self, key: jax.Array, params: PyTree, embeddings: tuple[jax.Array, ...]) -> jax.Array:
-        """What the layer gives (B, d)."""
+        """The output (B, d) of the layer."""
         return self.layer(key, params, embeddings)
 
     def check(self, model: BottomTopModel) -> None:
-        """Raise `ValueError` unless the model's first layer is the one that is computed: else another model trains."""
+        """Raise `ValueError` unless this computes the model's own first layer; otherwise another model would train."""
         shapes = jax.eval_shape(model.init, jax.random.key(0))["top"]["first"]
         names = sorted(shapes) if isinstance(shapes, Mapping) else []
         if names != ["bias", "kernel"]:
@@ -91,19 +91,20 @@ def encrypted_first(
     3. A decrypts, adds alpha_A eps_acc, and sends the sum back.
     4. B removes eps_B, adds its own part and the bias: z = sum over parties of alpha W + bias.
 
-    The paper calls eps_acc "a hyper-parameter ranging from 0 to 1" and adds alpha_A eps_acc to alpha_A W_A. A scalar
-    does not have z's shape, and a term that is never taken off again would change the model. In the scheme that it
-    cites (Zhang and Zhu, arXiv:2007.06849) eps_acc is what A's noise on B's weights has accumulated to: a matrix of
-    W_A's shape that B's copy of the weights lacks. So it is here, with entries from (0, blind): B's copy is
-    W_A - eps_acc, step 3 completes it, and z is that of the plain layer. B never holds the true W_A of a party.
-    Here eps_acc is drawn afresh every step instead of accumulated, which changes no result.
+    The paper calls eps_acc "a hyper-parameter ranging from 0 to 1" and adds alpha_A eps_acc to alpha_A W_A. However, a
+    scalar does not have z's shape, and a term that is never removed would change the model. In the scheme that the
+    paper cites (Zhang and Zhu, arXiv:2007.06849), eps_acc is A's accumulated noise on B's weights: a matrix of W_A's
+    shape that B's copy of the weights lacks. The implementation follows that scheme, with entries from (0, blind). B's
+    copy is W_A - eps_acc, step 3 adds the missing part, and z is that of the plain layer. B never holds the true W_A of
+    a party. Here eps_acc is drawn afresh every step instead of accumulated, which changes no result.
 
-    The paper leaves the backward pass open. Here it is the scheme's, on ciphertexts as well. A gets
+    The paper leaves the backward pass open. The implementation takes it from the scheme, on ciphertexts as well. A gets
     dL/dalpha_A = delta (W_A - eps_acc)^T + delta [eps_acc]^T, which it decrypts: the gradient that it may see. B gets
     dL/dW_A = alpha_A^T delta, computed on [alpha_A^T], masked, decrypted by A and unmasked.
 
-    A simulation of what is computed and of what each side sees, not a hardened implementation: masks of bounded size
-    hide real numbers only up to their size, and decrypted CKKS results that are passed on leak about the key.
+    This simulates what is computed and what each side sees; it is not a hardened implementation. Masks of bounded size
+    hide real numbers only up to their size, and decrypted CKKS results that are passed on leak information about the
+    key.
 
     Measured with B = 16, e = 50, d = 100 against float64: z is off by 2e-10 and gradients by 7e-11, far below float32.
     "plain" computes in float32, where the default mask costs 1e-6. After four steps of Adam a party's gradients are
@@ -118,8 +119,8 @@ def encrypted_first(
         mask: largest absolute entry of eps_B (uniform), > 0.
 
     Returns:
-        An `InteractiveLayer`; every encrypting party has a key pair of its own, drawn when it is traced first.
-        `split_training` raises `ValueError` if `active` does not exist or the model's first layer is another one than
+        An `InteractiveLayer`. Every encrypting party has its own key pair, drawn when the layer is first traced.
+        `split_training` raises `ValueError` if `active` does not exist or the model's first layer is not
         concat(embeddings) @ kernel + bias. A step fails if a product leaves the cipher's range.
 
     Raises:

@@ -39,7 +39,7 @@ def vertical(
         batch_size: K, 1 <= K <= N.
         optimizer: how the server updates the parameters; None keeps them frozen.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch, with the labels of `ClientShare`'s loss.
-        defense: transforms the payload before the server sees it, with its state from round to round if it has any.
+        defense: transforms the payload before the server sees it; its state, if any, is kept from round to round.
         sampling: "epoch" or "uniform", see `draw_batch`.
         with_statistics: also record the batch's activation statistics, for threats that grant them.
 
@@ -49,7 +49,7 @@ def vertical(
     Raises:
         ValueError: if a size is not whole, K is not in [1, N], or `sampling` or the defense's place ("payload"
             only) is unknown; when a round is run, if the private set does not hold N samples with labels in [0, C);
-            under `jax.jit` labels have no values to look at.
+            under `jax.jit` the values of labels cannot be checked.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)

@@ -1,7 +1,7 @@
-"""FedAvg over many clients (McMahan et al., *Communication-efficient learning*, AISTATS 2017), to get to any round.
+"""FedAvg over many clients (McMahan et al., *Communication-efficient learning*, AISTATS 2017).
 
-What gradient inversion attacks is one client's upload in one round, `jaxleak.protocols.client`. This is the training
-around it: it leads to the weights of late rounds, and shows what a defense costs in accuracy.
+Gradient inversion attacks one client's upload in one round (`jaxleak.protocols.client`). This module runs the training
+around it. The training gives the weights of any later round, and shows how much accuracy a defense costs.
 """
 
 import functools
@@ -28,24 +28,25 @@ Weighting = Literal["uniform", "samples"]
 WEIGHTINGS: tuple[Weighting, ...] = ("uniform", "samples")
 
 
-#: Samples that an evaluation forwards at once.
+#: Number of samples in one forward pass of an evaluation.
 _EVALUATED_TOGETHER = 200
 
 
 class FederatedState(NamedTuple):
-    """What is carried from one round to the next."""
+    """The state that is carried from one round to the next."""
 
     round: jax.Array  # () int32, rounds done
     variables: PyTree  # {"params", "batch_stats"} of the global model
-    clients: PyTree = ()  # states of a defense with memory: leaves with a leading axis of all clients
+    clients: PyTree = ()  # states of a defense that keeps some: leaves with a leading axis of all clients
 
 
 class FederatedAveraging(NamedTuple):
-    """A federation as functions.
+    """A federation as three functions.
 
-    init: `(key, variables=None) -> FederatedState`, round 0; the key draws the model where no variables are given.
-    run: `(key, state, data, rounds) -> FederatedState`, so many rounds later. `data` is a `Batch` with x
-        (N, 1, H, W, channels), y (N,). Whatever is random in round t follows from the key and t: 2 + 3 rounds are 5.
+    init: `(key, variables=None) -> FederatedState`, round 0; the key draws the model if no variables are given.
+    run: `(key, state, data, rounds) -> FederatedState`, the state after `rounds` more rounds. `data` is a `Batch` with
+    x (N, 1, H, W, channels), y (N,). All randomness in round t depends only on the key and t, so 2 + 3 rounds give the
+    same as 5.
     evaluate: `(variables, x (M, H, W, channels), y (M,)) -> float`, accuracy in [0, 1] with running statistics; raises
         `ValueError` on other shapes, labels out of range and no sample.
     """
@@ -70,10 +71,10 @@ def federated_averaging(
 ) -> FederatedAveraging:
     """Train a classifier by federated averaging (FedLeak, section 2: 100 clients, client learning rate 1e-4).
 
-    In a round the server draws clients without replacement. Each takes E SGD steps from the global model, on batches
-    that go through a fresh permutation of its own samples, and starts that permutation again if it has fewer than
-    E * B. It uploads `(w - w') / (learning_rate E)`, as in `jaxleak.protocols.ClientShare`, and its running
-    statistics; the server takes the average of both.
+    In each round the server draws clients without replacement. Each client takes E SGD steps from the global model. The
+    batches go through a fresh permutation of the client's samples, which starts again if the client has fewer than E *
+    B samples. The client uploads `(w - w') / (learning_rate E)`, as in `jaxleak.protocols.ClientShare`, and its running
+    statistics. The server averages both.
 
     Args:
         model: the global model.
@@ -86,19 +87,19 @@ def federated_averaging(
         weighting: how the average weighs clients: all alike ("uniform"), or each by its number of samples ("samples").
         loss: `(logits (B, C), y) -> ()`, with its reduction and the labels of `ClientShare`'s loss.
         defense: at any of `jaxleak.defenses.HORIZONTAL_PLACES`. "payload" and "representation" transform each upload,
-            "client_payloads" all uploads of a round, "per_example_gradient" the gradients of every local step;
-            "server_view" does not touch training. Keys differ by round, client and step; `round` is passed on. Where
-            each upload is transformed, a client keeps the defense's state for the next round that it takes part in.
-            Elsewhere a defense that remembers earlier rounds is refused when a round is run.
+            "client_payloads" transforms all uploads of a round, and "per_example_gradient" the gradients of every local
+            step. "server_view" does not affect training. Keys differ by round, client and step; the keyword `round` is
+            passed on. If the defense transforms each upload, a client keeps its state until the next round in which it
+            takes part. Elsewhere a defense with state is refused when a round is run.
 
     Returns:
-        A `FederatedAveraging`. Its `run` is compiled once whatever the number of rounds, and raises FloatingPointError
-        if the weights it ends with are not finite.
+        A `FederatedAveraging`. Its `run` is compiled once for any number of rounds, and raises FloatingPointError if
+        the final weights are not finite.
 
     Raises:
         ValueError: on arguments out of range, a client without samples, per-example gradients of a model whose batch
             normalisation mixes examples or of a client with fewer samples than a batch, or several local steps with a
-            defense that knows one only.
+            defense that supports only one.
     """
     _validate.made(Classifier, "models.build", model=model)
     _validate.functions(loss=loss)
@@ -137,7 +138,7 @@ def federated_averaging(
         key = jax.random.fold_in(key, state.round)
         chosen = jax.random.permutation(jax.random.fold_in(key, 0), len(parts))[:chosen_size]
         keys = jax.random.split(jax.random.fold_in(key, 1), chosen_size)
-        # One client after the other: vmapped weights would turn convolutions into slow grouped ones.
+        # Clients run one after the other: vmap over weights would turn convolutions into slow grouped ones.
         of_chosen = jax.tree.map(lambda leaf: leaf[chosen], state.clients)
         payloads, stats, of_chosen = jax.lax.map(
             lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
@@ -217,12 +218,12 @@ def _local_training(
 
 
 def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], float]:
-    """The accuracy on samples x (n, H, W, c) with labels y (n,), from the weights."""
+    """A function that measures accuracy on samples x (n, H, W, c) with labels y (n,), from the weights."""
 
     @jax.jit
     def predicted(variables: PyTree, x: jax.Array) -> jax.Array:
         logits = model.apply(variables, x, mode="eval").logits
-        # What is not a number would seem to be of the first class.
+        # Without this check, NaN logits would be predicted as the first class.
         return jnp.where(jnp.isfinite(logits).all(axis=-1), jnp.argmax(logits, axis=-1), -1)
 
     def evaluate(variables: PyTree, x: jax.Array, y: jax.Array) -> float:
@@ -231,7 +232,7 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
         if y.ndim != 1:
             raise ValueError(f"y must hold one label per image, shape ({len(x)},), got {y.shape}")
         _validate.batch_labels(y, len(x), model.num_classes)
-        _validate.finite(variables, "evaluate")  # else the first class would seem to be the likeliest
+        _validate.finite(variables, "evaluate")  # otherwise the first class would be predicted
         pieces = [predicted(variables, x[i : i + _EVALUATED_TOGETHER]) for i in range(0, len(x), _EVALUATED_TOGETHER)]
         return float(np.mean(np.concatenate([np.asarray(piece) for piece in pieces]) == np.asarray(y)))
 
@@ -253,6 +254,6 @@ def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
 
 
 def _positions(key: jax.Array, own: jax.Array, count: jax.Array, drawn: int) -> jax.Array:
-    """`drawn` of a client's `count` samples in random order, beginning again after the last."""
+    """Draw `drawn` of a client's `count` samples in random order, starting again after the last one."""
     rank = jnp.where(jnp.arange(own.shape[0]) < count, jax.random.uniform(key, own.shape), jnp.inf)
     return own[jnp.argsort(rank)][jnp.arange(drawn) % count]

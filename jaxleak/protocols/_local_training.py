@@ -1,4 +1,4 @@
-"""A client's local steps of gradient descent: the one loop behind an upload that is attacked and one that trains."""
+"""A client's local steps of gradient descent: the loop that attacked uploads and training uploads share."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def descend(
     unrolled: bool,
     momentum: float = 0.0,
 ) -> tuple[PyTree, PyTree]:
-    """Descend from `start`, one part of the samples after the other.
+    """Take gradient steps from `start`, each on the next part of the samples.
 
     Args:
         gradient: function that gives the gradient of one step.
@@ -55,14 +55,14 @@ def descend(
         y: (E * B,).
         learning_rate: size of every step, > 0.
         steps: E >= 1.
-        unrolled: in Python, for whoever differentiates through the steps: the transpose of a scan keeps every
-            activation too, and is slower on CPU. Otherwise scanned, which compiles once whatever E is.
+        unrolled: True unrolls the loop in Python, for callers that differentiate through the steps: the transpose of a
+            scan keeps every activation too, and is slower on CPU. False uses a scan, which compiles once for any E.
         momentum: in [0, 1); the velocity begins at zero.
 
     Returns:
-        The mean of the steps' gradients by their weights in the update (`weight_of_steps`), which is `(start - end) /
-        (learning_rate * weight)` without the rounding of that difference, and the running statistics after the last
-        step.
+        The mean of the steps' gradients, weighted by their part in the update (`weight_of_steps`), and the running
+        statistics after the last step. The mean equals `(start - end) / (learning_rate * weight)` without the rounding
+        of that difference.
     """
 
     def step(carry: tuple[PyTree, ...], now: tuple[jax.Array, ...]) -> tuple[tuple[PyTree, ...], None]:

@@ -7,7 +7,7 @@ from jaxleak._base import Loss
 
 
 def objective(loss: Loss, logits: jax.Array, y: jax.Array, num_classes: int) -> jax.Array:
-    """The loss () of logits (B, C) and labels y; only shapes are checked, so that it also refuses under `jax.jit`.
+    """The loss () of logits (B, C) and labels y. Only shapes are checked, so the check also works under `jax.jit`.
 
     Raises:
         ValueError: if the logits have another width than C, apart from one logit for two classes, which a binary loss

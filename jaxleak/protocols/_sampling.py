@@ -1,4 +1,4 @@
-"""Which samples take part in round t: pure functions of the key and t, so that any round can be drawn again."""
+"""The samples that take part in round t: pure functions of the key and t, so any round can be drawn again."""
 
 from typing import Literal
 
@@ -9,13 +9,14 @@ from jaxleak import _validate
 
 Sampling = Literal["epoch", "uniform"]
 SAMPLINGS: tuple[Sampling, ...] = ("epoch", "uniform")
-#: Tag of the keys that defenses draw with. `draw_batch` folds the round into the run's key, and shuffles with children
-#: of that key; a child of the same key would be the shuffle's own, and noise would depend on who is in the batch.
+#: Tag that is folded into the keys of defenses. `draw_batch` folds the round into the run's key and shuffles with
+#: children of that key. Without the tag a defense could get the same child key, and its noise would depend on the
+#: choice of the batch.
 _DEFENSE = int.from_bytes(b"nois")
 
 
 def defense_key(key: jax.Array, round_: jax.Array) -> jax.Array:
-    """The key with which defenses and masks draw in a round: unrelated to those that choose the round's samples.
+    """The key for defenses and masks in a round, independent of the keys that choose the round's samples.
 
     Args:
         key: key of the whole run.

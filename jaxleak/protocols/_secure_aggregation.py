@@ -1,8 +1,9 @@
 """Secure aggregation: pairwise masks that cancel exactly (Bonawitz et al., CCS 2017).
 
 **This is the algebra, not a network protocol.** One program plays all clients and draws all masks from one key. There
-is no key agreement, no dropped client, no malicious party. What holds is what an honest-but-curious server would see:
-each upload is uniform over its range whatever it hides, and the sum of all uploads is the sum of the payloads.
+is no key agreement, no dropped client, no malicious party. The simulation is faithful for what an honest-but-curious
+server sees: each upload is uniform over its range, whatever it hides, and the sum of all uploads is the sum of the
+payloads.
 """
 
 from typing import NamedTuple
@@ -32,21 +33,21 @@ def largest_entry(clients: int, fraction_bits: int) -> float:
 
 
 def masked_payloads(key: jax.Array, payloads: PyTree, *, fraction_bits: int = 16) -> MaskedPayloads:
-    """Write every client's payload in fixed point and hide it under pairwise masks modulo 2^32.
+    """Encode every client's payload in fixed point and hide it under pairwise masks modulo 2^32.
 
     Clients i < j share a uniform mask; i adds it and j subtracts it. Time grows with the square of the clients, memory
     does not.
 
     Args:
-        key: random key of this round's masks; never use one again.
+        key: random key of this round's masks; never reuse a key.
         payloads: every leaf (clients, ...), at least two clients.
         fraction_bits: in [0, 30]; entries are rounded to multiples of 2^-fraction_bits. Gradients are small: with a few
-            clients 24 leaves magnitudes up to about 100 / clients.
+            clients, 24 bits allow magnitudes up to about 100 / clients.
 
     Raises:
         ValueError: if there are fewer than two clients, `fraction_bits` is out of range or not whole, leaves differ in
-            their number, or an entry exceeds `largest_entry`. Inside jit there are no values to look at: there, larger
-            entries become the largest ones, so that the sum never wraps around.
+            their number, or an entry exceeds `largest_entry`. Inside jit values cannot be checked; larger entries are
+            then clipped to the largest one, so that the sum never wraps around.
         FloatingPointError: if a payload is not finite (outside jit).
     """
     leaves, structure = jax.tree.flatten(payloads)

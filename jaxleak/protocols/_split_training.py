@@ -1,8 +1,9 @@
 """Vertical training with bottom and top models: every party's own record of every step.
 
-A step runs as the parties would run it, not as one differentiated loss: embeddings go up, the gradient at the top's
-output goes down through the top, is cut into one piece per party, and each owner updates what it owns. So a defense can
-stand at the very place where it stands in reality, and a layer on ciphertexts can replace the top's first.
+A step runs as the parties would run it, not as the derivative of one loss. The parties send their embeddings to the
+label holder. The label holder propagates the gradient at the top's output back through the top and cuts it into one
+piece per party. Each owner then updates its own parameters. A defense can therefore act exactly where it acts in
+reality, and a layer on ciphertexts can replace the top's first layer.
 """
 
 import functools
@@ -47,26 +48,28 @@ def split_training(
 ) -> Protocol:
     """Train bottom and top models on vertically divided samples (VFLRecon, section II and Algorithm 1).
 
-    Every step: party p sends b_p = bottom_p(x_p), or what a defense at "bottom_output" makes of it; the label holder
-    computes o = top(b), the loss and dL/do, sends dL/db_p back and updates the top; every party updates its bottom.
-    Each owner runs an optimiser of its own, so transforms that look at all of a gradient (clipping by norm) see only
-    their owner's.
+    In every step, party p sends b_p = bottom_p(x_p), or the defended version of it if a defense acts at
+    "bottom_output". The label holder computes o = top(b), the loss and dL/do, sends dL/db_p back and updates the top.
+    Every party updates its bottom. Each owner runs its own optimiser, so a transform that reads the whole gradient
+    (clipping by norm) sees only its owner's part.
 
     Args:
         model: from `models.bottom_top`; samples are (P, max d_p), zero-padded.
         num_samples: N.
-        batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves the last N mod B samples of a permutation out.
+        batch_size: B, 1 <= B <= N. `sampling="epoch"` leaves out the last N mod B samples of each permutation.
         optimizer: the optimizer of every owner; None is Adam with rate 1e-3.
         loss: `(logits (B, C), y) -> ()`, the mean over the batch.
-        defenses: one, or several. Each acts at its `place`, one of `SPLIT_PLACES`, in the order given; their
-            transforms also get the keywords `round`, the step, and `labels`, which the label holder has and parties at
-            "bottom_output" have not. There, what comes back to a bottom is taken as the gradient at its own output, as
-            for noise that is added. One at "per_example_gradient" (DP-SGD) defends what every owner updates its
-            parameters with; the gradients that the label holder sends to the parties stay as they are. A defense that
-            remembers earlier rounds is refused when a step is run: no state of it is kept.
-        interactive: replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with `jax.vjp`.
-            The label holder's record has no embeddings then, but those of the parties in its attribute `shown`, if it
-            has one, and not the layer's parameters. A method `check(model)`, if it has one, is called first.
+        defenses: one defense, or several. Each acts at its `place`, one of `SPLIT_PLACES`, in the order given. Their
+            transforms also get the keyword `round`, the number of the step, and at the label holder the keyword
+            `labels`; parties at "bottom_output" have no labels. A bottom treats the gradient that comes back as the
+            gradient at its own output, as is right for added noise. A defense at "per_example_gradient" (DP-SGD)
+            changes the gradients with which every owner updates its parameters; the gradients that the label holder
+            sends to the parties stay as they are. A defense with state is refused when a step is run, since no state is
+            kept.
+        interactive: function that replaces the top's first layer, e.g. by one on ciphertexts; it is differentiated with
+            `jax.vjp`. The label holder's record then lacks the layer's parameters, and has embeddings only of the
+            parties in the function's attribute `shown`, if there is one. If the function has a method `check(model)`,
+            it is called first.
         sampling: "epoch" or "uniform", see `draw_batch`.
 
     Returns:
@@ -78,8 +81,8 @@ def split_training(
             defense is made for another number of classes than the model's, one needs gradients of single examples,
             which an interactive layer does not give, or such a layer does not fit the model; when a step is run, if a
             defense remembers earlier rounds, or the private set does not hold N samples of the model's parties and
-            columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` there are no values to look
-            at, so that `audit.run` and `audit.watch` look before they compile.
+            columns, with labels in [0, C) and zeros beyond a party's width. Under `jax.jit` values cannot be checked,
+            so `audit.run` and `audit.watch` check them before they compile.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
@@ -179,11 +182,11 @@ def _check(model: BottomTopModel, num_samples: int, loss: Loss, private: Batch) 
 
 
 def split_state(params: PyTree, optimizer: optax.GradientTransformation | None = None) -> ProtocolState:
-    """The state before the first step of `split_training` from given parameters, e.g. a shadow run's.
+    """The state of `split_training` before its first step, from given parameters, e.g. those of a shadow run.
 
     Args:
         params: `{"bottom": (...), "top": ...}`.
-        optimizer: the one that `split_training` got; None is its default.
+        optimizer: the optimizer that `split_training` got; None is its default.
     """
     transform = default_optimizer() if optimizer is None else optimizer
     opt_state = {
@@ -201,8 +204,8 @@ def _example_gradients(
     cut: tuple[jax.Array, ...],
     output_gradient: jax.Array,
 ) -> tuple[PyTree, ...]:
-    """Parameter gradients of every example's own loss, leaves with a leading axis B: bottoms first, the top last."""
-    batch = len(output_gradient)  # gradients that came back are of the mean
+    """Parameter gradients of each example's own loss: leaves with a leading axis B, bottoms first and the top last."""
+    batch = len(output_gradient)  # returned gradients are those of the mean loss
 
     def of_bottom(own: PyTree, x: jax.Array, gradient: jax.Array) -> PyTree:
         return jax.vjp(lambda own: model.bottom(own, x[None]), own)[1](batch * gradient[None])[0]
@@ -237,9 +240,9 @@ def _update_owners(
 
 
 def _mixes_samples(model: BottomTopModel) -> bool:
-    """Whether what the model makes of a random sample depends on the one beside it."""
+    """Whether the model's output for a random sample depends on the other sample of the batch."""
     with jax.ensure_compile_time_eval():
-        # Weights may begin at zero, behind which nothing shows.
+        # Weights may start at zero, which would hide any dependence.
         drawn, unravel = ravel_pytree(model.init(jax.random.key(0)))
         params = unravel(drawn + 0.1 * jax.random.normal(jax.random.key(2), drawn.shape, drawn.dtype))
         both = jax.random.uniform(jax.random.key(1), (2, model.parties, *model.slice_shape))
@@ -255,7 +258,7 @@ def _mixes_samples(model: BottomTopModel) -> bool:
 def _check_parts(
     model: BottomTopModel, defenses: Sequence[Defense], interactive: InteractiveLayer | None, loss: Loss
 ) -> None:
-    """Refuse a model, defenses and a layer that are of another kind or do not fit together."""
+    """Refuse a model, defenses or a layer of the wrong type, or that do not fit together."""
     _validate.made(BottomTopModel, "models.bottom_top", model=model)
     _validate.functions(interactive=interactive)
     for defense in defenses:

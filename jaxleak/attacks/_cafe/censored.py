@@ -43,7 +43,7 @@ _DETERMINED = 1e-5
 
 
 class CafeCensoredState(NamedTuple):
-    """What the attack carries while rounds go by. Memory O(T1 P d2 + P d1 N^2)."""
+    """The state that the attack carries from round to round. Memory O(T1 P d2 + P d1 N^2)."""
 
     seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32

@@ -2,7 +2,8 @@
 
 The attack of "CAFE: Catastrophic Data Leakage in Vertical Federated Learning" (NeurIPS 2021) for frozen parameters,
 with the same threat model: the server knows the model, the batch indices and the aggregated gradients. Where the paper
-descends for thousands of iterations, this engine solves, and says for every sample whether its answer can be trusted.
+descends for thousands of iterations, this engine solves equations, and reports for every sample whether its answer can
+be trusted.
 """
 
 import logging
@@ -36,8 +37,8 @@ Solver = Literal["auto", "direct", "matrix_free"]
 
 _log = logging.getLogger("jaxleak")
 
-#: How often Step II sees every sample: the key is whether the plan factorises. A factorisation costs the same for any
-#: number of rounds; an iteration of the matrix-free solver costs more with every round.
+#: How often Step II sees every sample, by whether the plan factorises matrices. A factorisation costs the same for any
+#: number of rounds, while an iteration of the matrix-free solver costs more with every round.
 VISITS = {True: 20, False: 6}
 
 #: A sample is trusted when the gradient predicted from its solved features and label agrees with the one of Step I up
@@ -62,7 +63,7 @@ class CafeExactPlan(NamedTuple):
 
 
 class CafeExactState(NamedTuple):
-    """What the attack carries while rounds go by. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
+    """The state that the attack carries from round to round. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
 
     seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32
@@ -100,8 +101,8 @@ def plan_cafe_exact(
 ) -> CafeExactPlan:
     """Choose, or check, how many rounds Steps I and II need.
 
-    Step I needs N independent batches. An epoch's batches all add up to the same vector, so up to one equation per
-    epoch is redundant, which is why more than N N/(N-K) rounds are asked for; twice that is the default, since the
+    Step I needs N independent batches. The batches of every epoch add up to the same vector, so up to one equation per
+    epoch is redundant. Step I therefore needs more than N N/(N-K) rounds. The default is twice that, since the
     condition number falls quickly with the excess. Step II needs N / min(K, d2) batches to determine H at all; the
     default shows every sample `VISITS` times, which keeps Step II's condition number in the hundreds.
 

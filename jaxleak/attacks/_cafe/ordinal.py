@@ -47,7 +47,7 @@ _TINY = 1e-30
 
 
 class CafeOrdinalState(NamedTuple):
-    """What the attack carries while rounds go by. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
+    """The state that the attack carries from round to round. Memory O(T K + T1 P d2 + N P (d1 + d2))."""
 
     seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32

@@ -22,16 +22,17 @@ from jaxleak.objectives import TERMS, MatchingObjective, Quantities, cafe_object
 
 Loops = Literal["nested", "single"]
 
-# Weight of the past in the running mean of F1 and F2. The paper compares one batch's objective with its thresholds, but
-# that objective jumps from batch to batch; a mean over about the last ten batches crosses a threshold once.
+# Weight of the past in the running means of F1, F2 and F3. The paper compares the objective of a single batch with its
+# thresholds, but that objective jumps from batch to batch. A mean over about the last ten batches crosses a threshold
+# only once.
 _MEAN_DECAY = 0.9
 
 
 class CafeOptimizers(NamedTuple):
     """The optimiser of each step, as a function of its learning rate.
 
-    The paper prints learning rates and no optimiser; its theorems speak of SGD. The defaults are of the
-    kinds that the authors' code uses.
+    The paper prints learning rates but no optimiser; its theorems are about SGD. The defaults are the kinds of
+    optimiser that the authors' code uses.
     """
 
     output: Callable[[float], Optimizer] = optax.sgd  # Step I
@@ -40,7 +41,7 @@ class CafeOptimizers(NamedTuple):
 
 
 class CafeState(NamedTuple):
-    """All that CAFE carries from round to round."""
+    """The state that CAFE carries from round to round."""
 
     batches: jax.Array  # () int32, number of batches seen so far
     phase: jax.Array  # () int32: 0, 1, 2 for Steps I, II, III; stays 0 when all steps run in every iteration
@@ -52,7 +53,7 @@ class CafeState(NamedTuple):
     F1: jax.Array  # () running mean of Step I's objective; inf until it has run
     F2: jax.Array  # () running mean of Step II's objective; inf until it has run
     F3: jax.Array  # () running mean of Step III's objective; inf until it has run
-    seen: jax.Array  # (N,) bool, whether the sample was in a batch of Step III; without one its data are random
+    seen: jax.Array  # (N,) bool, whether the sample was in a batch of Step III; its data are random otherwise
 
 
 #: The fields of `CafeState` with one row per private sample.
@@ -156,9 +157,9 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
     dense layer, so Steps I and II run per party, side by side; a horizontal model is the case of one party.
 
     Nested loops (Algorithm 3) run each of Steps I and II for a number of batches, then Step III until the run ends.
-    The single loop with `switch` goes on as soon as the running mean of F1, then F2, falls below its threshold
-    (section 4.2, iv), and never goes back. Both compute one step per batch. `switch=False` is Algorithm 4 as printed:
-    every batch updates V, then H with the new V, then the data with the new H.
+    The single loop with `switch` moves on to the next step as soon as the running mean of F1, then of F2, falls below
+    its threshold (section 4.2, iv), and never moves back. Both kinds of loop compute one step per batch. `switch=False`
+    is Algorithm 4 as printed: every batch updates V, then H with the new V, then the data with the new H.
 
     Args:
         model: the model under attack.
@@ -233,7 +234,7 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
         state, info = step_1(state, seen)
         for one_step in (step_2, step_3):
             state, more = one_step(state, seen)
-            info = {name: jnp.minimum(info[name], more[name]) for name in info}  # inf marks what did not run
+            info = {name: jnp.minimum(info[name], more[name]) for name in info}  # inf marks steps that did not run
         return state, info
 
     def phase_of(state: CafeState) -> jax.Array:

@@ -1,13 +1,13 @@
-"""The data term of an inversion that knows neither the loss nor the labels.
+"""The data term of an inversion that knows neither the client's loss nor the labels.
 
 The gradient of a loss over B samples is the sum over b of J_b^T d_b. Here J_b are the derivatives of sample b's outputs
-z_b (C,) by the weights, and d_b (C,) are those of the loss by z_b: the loss, the labels, class weights and the
-reduction enter through the d_b alone. The last dense layer z_b = W^T h_b + c has the gradients dW = sum_b h_b d_b^T and
-dc = sum_b d_b. For candidate images, whose h_b follow, these are linear equations for the d_b. Their least-squares
-solution takes the place of the d_b, so that images are all that is searched: Golub and Pereyra, *The differentiation of
-pseudo-inverses and nonlinear least squares problems whose variables separate*, 1973. That an inversion then needs no
-loss and no labels is ours. It must be a loss of the outputs: one that also reads features or weights has a gradient of
-another form.
+z_b (C,) with respect to the weights, and d_b (C,) are those of the loss with respect to z_b. The loss, the labels,
+class weights and the reduction enter through the d_b alone. The last dense layer z_b = W^T h_b + c has the gradients dW
+= sum_b h_b d_b^T and dc = sum_b d_b. The candidate images determine the h_b, so these are linear equations for the d_b.
+The data term uses their least-squares solution as the d_b, and only the images are left to search (variable projection:
+Golub and Pereyra, *The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
+separate*, 1973). That an inversion then needs neither the loss nor labels is ours. The loss must depend on the outputs
+alone: if it also reads features or weights, its gradient has another form.
 """
 
 import functools
@@ -29,15 +29,15 @@ from jaxleak.objectives import Distance
 
 #: Name of the collection, beside the weights, that holds the observed gradient of the last dense layer.
 _SEEN = "seen_head"
-#: Weight of the ridge that keeps the equations solvable where candidates have the same features, as random ones nearly
-#: do. With a tenth the answers for d are too small, with a hundredth or less nothing changed.
+#: Weight of the ridge that keeps the equations solvable if candidates have the same features, as random candidates
+#: nearly do. With 0.1 the solutions for d were too small; with 0.01 or less nothing changed.
 _RIDGE = 1e-3
 
 
 class AnyLossShare:
-    """`share(params, batch) -> payload` of a client whose loss and labels are whatever explains the last layer best.
+    """`share(params, batch) -> payload` for a client whose loss and labels are those that fit the last layer best.
 
-    The parameters are those of `seen_by_any_loss`; the labels of the batch are not read.
+    Its `params` come from `seen_by_any_loss`. It does not read the labels of the batch.
     """
 
     def __init__(self, model: Classifier, batch_norm: BatchNormMode, ridge: float = _RIDGE):
@@ -67,12 +67,12 @@ class AnyLossShare:
 
 @functools.lru_cache(maxsize=8)  # the same object every time, so that nothing is compiled twice
 def any_loss_share(model: Classifier, batch_norm: BatchNormMode, ridge: float = _RIDGE) -> AnyLossShare:
-    """What answers of a search without the loss are compared by, with the ridge of the search."""
+    """The share that simulates the client in a search without the loss, with the ridge of that search."""
     return AnyLossShare(model, batch_norm, ridge)
 
 
 def output_gradients(features: jax.Array, seen: dict[str, jax.Array], ridge: float) -> jax.Array:
-    """The derivatives (B, C) of the loss by the outputs that explain the last layer's gradient best.
+    """The derivatives (B, C) of the loss with respect to the outputs that fit the last layer's gradient best.
 
     Args:
         features: (B, D) inputs of the layer.
@@ -84,7 +84,7 @@ def output_gradients(features: jax.Array, seen: dict[str, jax.Array], ridge: flo
     if "bias" in seen:
         rows, given = [*rows, jnp.ones((1, size))], [*given, seen["bias"][None]]
     left, right = jnp.concatenate(rows), jnp.concatenate(given)
-    # By QR of the equations and the ridge: normal equations would square the condition number in float32.
+    # Solve by QR of the equations and the ridge: normal equations would square the condition number in float32.
     weight = ridge * jnp.sqrt(jnp.sum(left**2) / size + jnp.finfo(left.dtype).tiny)
     q, r = jnp.linalg.qr(jnp.concatenate([left, weight * jnp.eye(size)]))
     return solve_triangular(r, q.T @ jnp.concatenate([right, jnp.zeros((size, right.shape[1]))]))
@@ -113,7 +113,7 @@ class AnyLoss(NamedTuple):
 
     @property
     def reads_labels(self) -> bool:
-        """What labels do to a gradient is read off the last layer."""
+        """Labels are not read: their effect on the gradient is inferred from the last layer."""
         return False
 
     def leaves(self, model: Classifier, batch_size: int) -> tuple[str, ...] | None:
@@ -122,7 +122,7 @@ class AnyLoss(NamedTuple):
         return None
 
     def term(self, setup: Setup) -> DataTerm:
-        """The distance of what was observed from what the candidate gives under the loss that fits.
+        """The distance between the observed gradient and the candidate's gradient under the best-fitting loss.
 
         Raises:
             ValueError: on a ridge out of range, a client of several steps or clients, or a network whose last dense
@@ -147,7 +147,7 @@ class AnyLoss(NamedTuple):
 
 
 def why_not_any_loss(model: Classifier, share: Share, batch_size: int) -> str:
-    """Why images cannot be searched without the loss; nothing if they can.
+    """The reason why images cannot be searched without the loss, or an empty string if they can.
 
     Args:
         model: the network.

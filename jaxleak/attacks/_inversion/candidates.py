@@ -21,8 +21,8 @@ class Candidate(NamedTuple):
 
     init: `(key, (B, H, W, channels)) -> (variables, constants)`; only variables are optimised.
     decode: `(variables, constants) -> x (B, H, W, channels)`.
-    project: `variables -> variables`, after every update.
-    prior: `variables -> ()`, how unlikely they are; None where a candidate has no prior of its own.
+    project: `variables -> variables`, applied after every update.
+    prior: `variables -> ()`, larger for less likely variables; None if the candidate has no prior of its own.
     """
 
     init: Callable[[jax.Array, tuple[int, ...]], tuple[PyTree, PyTree]]
@@ -38,7 +38,7 @@ def pixels(start: Start = "uniform", box: Box = (0.0, 1.0)) -> Candidate:
     Args:
         start: "uniform" in [0, 1], "normal" (standard, as DLG), "grey" (0.5 everywhere), or "nearly_grey" (0.5 plus a
             hundredth of a standard normal variable).
-        box: projected into [low, high] after every update; None leaves pixels free.
+        box: range (low, high) into which pixels are clipped after every update; None leaves them free.
 
     Raises:
         ValueError: on an unknown start or an empty box.
@@ -59,7 +59,7 @@ def pixels(start: Start = "uniform", box: Box = (0.0, 1.0)) -> Candidate:
 
 
 class ImageGenerator(nn.Module):
-    """From a small noise map to images in [0, 1]: upsampling, 3x3 convolutions, leaky ReLU, a sigmoid at the end.
+    """A network from noise maps to images in [0, 1]: upsampling, 3x3 convolutions, leaky ReLU and a final sigmoid.
 
     Every stage doubles the side; the last feature map is cropped to the image. (B, s, s, z) -> (B, H, W, channels).
     """
@@ -74,7 +74,7 @@ class ImageGenerator(nn.Module):
         x = self._conv(noise, self.channels, "in")
         for stage in range(self.stages):
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
-            # No bias in front of a normalisation: it would have no effect and a gradient of rounding noise.
+            # No bias before a normalisation: it would have no effect, and its gradient would be rounding noise.
             x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"up_{stage}", bias=False)), 0.2)
             x = nn.leaky_relu(_channel_norm(self._conv(x, self.channels, f"mix_{stage}", bias=False)), 0.2)
         height, width, depth = self.image_shape
@@ -88,7 +88,7 @@ class ImageGenerator(nn.Module):
 
 
 def _channel_norm(x: jax.Array) -> jax.Array:
-    # Per image and channel, so that one image's generator output does not depend on the others.
+    # Normalise per image and channel, so that the output for one image does not depend on the others.
     mean = x.mean(axis=(1, 2), keepdims=True)
     return (x - mean) * jax.lax.rsqrt(x.var(axis=(1, 2), keepdims=True) + 1e-5)
 
@@ -117,8 +117,8 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
         net, noise_shape = module(shape)
         weight_key, noise_key = jax.random.split(key)
         noise = jax.random.normal(noise_key, noise_shape)
-        # A carrier of the image shape, since constants are arrays and decode must know where to crop. It is not of size
-        # zero, because `jax.lax.map` divides by the size of what it computes in batches.
+        # This array only carries the image shape: constants must be arrays, and decode needs the shape to crop. Its
+        # size is not zero, because `jax.lax.map` divides by the size of what it batches.
         carrier = jnp.zeros(shape[1:])
         return net.init(weight_key, noise)["params"], {"noise": noise, "image": carrier}
 
@@ -134,12 +134,13 @@ def generator_weights(*, channels: int = 64, noise_channels: int = 32, stages: i
 def generator_latents(generate: Callable[[jax.Array], jax.Array], latent_size: int, *, bound: float = 3.0) -> Candidate:
     """The latents of a generator that was trained on public data, which the threat model must grant.
 
-    Its prior is GGL's regularisation: per image the divergence of a normal distribution with the mean and variance of
-    the latent's entries from the standard one, (m^2 + v - log v - 1) / 2, averaged over images; >= 0.
+    The candidate's prior is GGL's regularisation. For each image it takes the mean m and variance v of the latent's
+    entries, and computes the divergence of that normal distribution from the standard one, (m^2 + v - log v - 1) / 2.
+    The result is averaged over images and is >= 0.
 
     Args:
-        generate: latents (B, latent_size) to images (B, H, W, channels) in [0, 1], with its trained weights inside,
-            for example a `PublicGenerator`.
+        generate: function from latents (B, latent_size) to images (B, H, W, channels) in [0, 1], with its trained
+            weights inside, for example a `PublicGenerator`.
         latent_size: > 0.
         bound: latents are kept in [-bound, bound], > 0; they start standard normal.
 

@@ -1,7 +1,7 @@
-"""The data term of an inversion: what of the update is compared with what a candidate would have sent.
+"""The data term of an inversion: how the observed update is compared with a candidate's.
 
-`Settings.compare` holds a `Comparison`, such as `Gradients`, `AnyLoss` or `RowSpaces`. A new one is a class in a file
-of its own that has the two methods and the property below; the engine asks for nothing else.
+`Settings.compare` holds a `Comparison`, such as `Gradients`, `AnyLoss` or `RowSpaces`. To add a comparison, write a
+class with the two methods and the property of `Comparison` in a file of its own; the engine needs nothing else.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from jaxleak.models._activations import Sharpness
 
 
 class Compared(NamedTuple):
-    """How far a candidate is from what was observed."""
+    """How far a candidate's update is from the observed one."""
 
-    mask: PyTree  # which entries were compared, for a second evaluation of the same ones; None compares all
-    distance: jax.Array  # () what is descended
-    misfit: jax.Array  # () what decides whether the update counts as matched; no gradient flows through it
+    mask: PyTree  # the entries that were compared, so that a second evaluation can use the same; None is all
+    distance: jax.Array  # () the distance that is descended
+    misfit: jax.Array  # () decides whether the update counts as matched; no gradient flows through it
 
 
 class DataTerm(NamedTuple):
@@ -29,8 +29,8 @@ class DataTerm(NamedTuple):
 
     compare: `(observation, x (B, H, W, channels), y (B, C) soft labels, mask or None, sharpness) -> Compared`.
     matched_below: the misfit below which the update counts as matched.
-    simulate: `(observation, x, sharpness) -> payload` of a comparison that does not know the client's loss; None where
-        the client's own share simulates.
+    simulate: `(observation, x, sharpness) -> payload`, for a comparison that does not know the client's loss; None if
+    the client's own share simulates the payload.
     """
 
     compare: Callable[[Observation, jax.Array, jax.Array, PyTree, Sharpness], Compared]
@@ -39,7 +39,7 @@ class DataTerm(NamedTuple):
 
 
 class Comparison(TypingProtocol):
-    """What `Settings.compare` is."""
+    """The interface of `Settings.compare`."""
 
     @property
     def reads_labels(self) -> bool:
@@ -49,4 +49,4 @@ class Comparison(TypingProtocol):
         """Which leaves of the payload are compared, as paths like "head" with all below; None is the whole payload."""
 
     def term(self, setup: Setup) -> DataTerm:
-        """The data term on this model; raises `ValueError` where the comparison means nothing there."""
+        """The data term on this model; raises `ValueError` if the comparison does not apply to it."""

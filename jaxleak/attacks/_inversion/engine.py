@@ -1,8 +1,9 @@
 """Gradient inversion: one engine behind DLG, Inverting Gradients, FedLeak and every other preset.
 
-An attack is candidate x data term x priors x optimizer x labels. Each step descends the objective once on the one
-payload that was observed, with the attacker's copy of the model, possibly smoothed. Nothing here sees the truth: the
-best iterate is chosen by the attacker's own objective, and a reconstruction's score is measured on the exact model.
+An attack combines a candidate, a data term, priors, an optimizer and a source of labels. Each step descends the
+objective once. The objective compares the one observed payload with the attacker's copy of the model, which may be
+smoothed. Nothing here sees the truth: the attacker's own objective chooses the best iterate, and the score of a
+reconstruction is its data distance on the exact model.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class InversionState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What settings come to on one model."""
+    """The parts of an inversion: what its settings mean for one model."""
 
     setup: Setup
     settings: Settings
@@ -64,7 +65,7 @@ class Parts(NamedTuple):
     reads: Reads
 
     def objective_of_one(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
-        """What one candidate costs on one observation at one sharpness, with labels (B, C) that are `fixed` or None."""
+        """The objective of one candidate at one sharpness. Labels are `fixed` (B, C), or optimised where it is None."""
         s = self.settings
 
         def one(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Compared]:
@@ -77,13 +78,13 @@ class Parts(NamedTuple):
         return one
 
     def objective(self, observation: Observation, fixed: jax.Array | None, sharpness: Sharpness) -> Objective:
-        """What is descended: the cost of the candidate, or that of a group with the distance to its mean."""
+        """The objective that is descended: of one candidate, or of a group with the distance to its mean."""
         s, one = self.settings, self.objective_of_one(observation, fixed, sharpness)
         if s.group == 1:
             return one
 
         def together(variables: dict[str, PyTree], constants: PyTree, mask: PyTree) -> tuple[jax.Array, Compared]:
-            # The mask's own None is a tree without leaves, which vmap passes on.
+            # A mask of None is a tree without leaves, so vmap accepts it.
             losses, found = jax.vmap(one)(variables, constants, mask)
             images = jax.vmap(s.candidate.decode)(variables["x"], constants)
             total = losses.sum() + s.consistency * group_distance(images)
@@ -92,7 +93,7 @@ class Parts(NamedTuple):
         return together
 
     def fixed_labels(self, observation: Observation, key: jax.Array) -> jax.Array | None:
-        """The labels (B, C) that are granted, or that a rule reads off the gradient; None where they are optimised."""
+        """The labels (B, C) that are granted, or that a rule infers from the gradient; None if they are optimised."""
         compare = self.settings.compare
         undone = compare.undone if isinstance(compare, Gradients) else None
         return self.labels.fixed(observation if undone is None else undone.read(observation), key)
@@ -107,27 +108,28 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
 
     Args:
         model: the model under attack.
-        share: what the client ran, such as a `protocols.ClientShare`, or the server's estimate of it; behind a defense
-            that the attacker knows, what `adaptive.informed` makes of it.
+        share: the client's computation, such as a `protocols.ClientShare`, or the server's estimate of it. Against a
+            defense that the attacker knows, take the share that `adaptive.informed` returns.
         settings: see `jaxleak.attacks.presets`.
-        batch_size: B >= 1, the number of all samples behind the payload, which is public. Of a client of several local
-            steps, or of several clients, it is the samples of all of them: `share.clients * share.local_steps` times
-            what `protocols.client` and `audit.check_update` call the batch size.
+        batch_size: B >= 1, the number of all samples behind the payload, which is public. With several local steps or
+            clients, it counts the samples of all of them: `share.clients * share.local_steps` times what
+            `protocols.client` and `audit.check_update` call the batch size.
 
     Returns:
         An `Attack` to be driven by `jaxleak.audit.invert` against one observation. Its reconstruction holds x (B, 1, H,
-        W, channels) and y (B,) in an order of its own, unless labels were given; y is -1 where labels are "none". The
-        score is the data distance on the exact model, before any enhancement or change of scale, and `gradient_matched`
-        says that the gradient is matched (`MATCHED_BELOW`), or that its row spaces are (`ROWS_MATCHED_BELOW`), from
-        which no likeness follows. Every image is `answered`. Inferred labels of several local steps or clients are
-        dealt out at random, since their order leaves no trace in a sum. Its info has the loss and the data distance on
-        the model as smoothed, the sharpness, and whether the trial is frozen.
+        W, channels) and y (B,). They are in an arbitrary order unless labels were given, and y is -1 where labels are
+        "none". The score is the data distance on the exact model, before any enhancement or change of scale.
+        `gradient_matched` says that the gradient is matched (`MATCHED_BELOW`), or that the row spaces are
+        (`ROWS_MATCHED_BELOW`). A match does not imply that the images are alike. Every image is `answered`. Inferred
+        labels of several local steps or clients are assigned to them at random, since a sum carries no trace of their
+        order. The info of a step has the loss and the data distance on the smoothed model, the sharpness, and whether
+        the trial is frozen.
 
     Raises:
-        ValueError: on settings out of range, a client's loss that does not mean the same by labels (B,) and by their
-            one-hot rows (`protocols.ClientShare`), or a label rule under a loss that is no multiple of the mean
-            cross-entropy (`Settings`); by `init`, if the template holds fewer images than B; and, when an observation
-            is first seen, if the threat withholds what the settings read or the payload does not fit the model.
+        ValueError: on settings out of range. Also if the client's loss differs between labels (B,) and their one-hot
+            rows (`protocols.ClientShare`), or if a label rule is used under a loss that is not a multiple of the mean
+            cross-entropy (`Settings`). `init` raises it if the template holds fewer images than B. The first look at an
+            observation raises it if the threat withholds what the settings read, or the payload does not fit the model.
     """
     parts = assemble(model, share, settings, batch_size)
 
@@ -146,7 +148,7 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
 
 
 def _stated(share: Share) -> tuple[object, ...]:
-    """What a share states of the client, by which checkpoints tell it from others."""
+    """The client's attributes that a share states. Checkpoints use them to recognise the share."""
     names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
     return tuple(getattr(share, name, None) for name in names)
 
@@ -163,7 +165,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
     setup = Setup(model, share, batch_size)
     setup.check_parts()
     term = settings.compare.term(setup)
-    # Only what simulates the client hands soft labels to its loss.
+    # Soft labels reach the client's loss only if the attack simulates the client.
     asks_for_scale = settings.white_point and model.has_batch_norm and term.simulate is None
     if (loss := loss_of(share)) is not None and (settings.compare.reads_labels or asks_for_scale):
         check_soft_labels(loss, model.num_classes, setup.of_a_step)
@@ -191,7 +193,7 @@ def assemble(model: Classifier, share: Share, settings: Settings, batch_size: in
 
 
 def resolved_smoothing(settings: Settings, model: Classifier, batch_size: int) -> Smoothing | None:
-    """The schedule that settings stand for on a model, for B = `batch_size` images; None leaves kinks exact."""
+    """The smoothing schedule of settings on a model, for B = `batch_size` images; None keeps kinks exact."""
     if settings.smoothing != "auto":
         return settings.smoothing
     recommended = recommended_smoothing(batch_norm=model.has_batch_norm, batch_size=batch_size)
@@ -232,7 +234,7 @@ def _init(parts: Parts, key: jax.Array, template: Batch) -> InversionState:
 
 
 def _data_of(key: jax.Array) -> jax.Array:
-    """The key's data under JAX's default generator: the state, of which checkpoints keep arrays, names no other one."""
+    """The key's data under JAX's default generator: checkpoints store arrays only, and no name of a generator."""
     if jax.random.key_impl(key) != jax.random.key_impl(jax.random.key(0)):
         key = jax.random.key(jax.random.bits(key, dtype=jnp.uint32))
     return jax.random.key_data(key)
@@ -272,7 +274,7 @@ def _step(
 
 
 def _searched(parts: Parts, state: InversionState) -> InversionState:
-    """The state that this iteration starts from."""
+    """The state that this iteration starts from, after the search for shifts."""
 
     def fresh(x: PyTree) -> PyTree:
         return parts.fresh({**state.variables, "x": x})
@@ -333,14 +335,14 @@ def _reconstruct(parts: Parts, state: InversionState, observation: Observation) 
     score = jnp.broadcast_to(found.distance, (size,))
     matched = jnp.broadcast_to(found.misfit < parts.term.matched_below, (size,))
     y = parts.labels.hard(logits, soft)
-    # A search that ended in what is not a number never left its start.
+    # A score that is not finite means that the search never left its start.
     return Reconstruction(x[:, None], y, score, jnp.isfinite(score), matched)
 
 
 def _contenders(parts: Parts, state: InversionState) -> tuple[dict[str, PyTree], PyTree]:
-    """Variables and constants with a leading axis: the best iterate and the last one of every candidate.
+    """The best and the last iterate of every candidate: variables and constants with a leading axis.
 
-    The last one was never compared: the loss of a step belongs to the variables before its move.
+    The last iterate was never evaluated, because the loss of a step belongs to the variables before its update.
     """
     join = jnp.stack if parts.settings.group == 1 else jnp.concatenate
     one, other = ((variables, state.constants) for variables in (state.best, state.variables))
@@ -348,7 +350,7 @@ def _contenders(parts: Parts, state: InversionState) -> tuple[dict[str, PyTree],
 
 
 def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observation) -> jax.Array:
-    """The answer's images after their scale was found and they were enhanced."""
+    """The answer's images, rescaled where the gradient hides their scale, and then enhanced."""
     s, (model, share, size) = parts.settings, parts.setup
     if s.white_point and model.has_batch_norm:
 
@@ -362,5 +364,5 @@ def _finished(parts: Parts, x: jax.Array, soft: jax.Array, observation: Observat
 
 
 def _strong(tree: PyTree) -> PyTree:
-    # Some optimizers start from Python numbers; a weak type would compile the next step anew.
+    # Some optimizers start from Python numbers, whose weak type would make JAX compile the next step again.
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), tree)

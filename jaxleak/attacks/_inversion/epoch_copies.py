@@ -1,8 +1,8 @@
-"""Inversion of a client of several epochs in unknown orders: a free copy of the images for every epoch.
+"""Inversion of a client with several epochs in unknown orders: every epoch has its own copy of the images.
 
 Dimitrov, Balunovic, Konstantinov and Vechev, *Data Leakage in Federated Averaging*, TMLR 2022. The client's K * E steps
-take K * N different candidates one after the other. What the copies of two epochs have in common whatever their orders,
-the mean image of every class, is held together by a prior. In the end copies are matched one to one and averaged.
+use K * N different candidates one after the other. The mean image of every class is the same in all epochs, whatever
+their orders, so a prior pulls these means together. In the end the copies are matched one to one and averaged.
 """
 
 from typing import Any, runtime_checkable
@@ -43,10 +43,11 @@ def epoch_copies(
 ) -> Attack:
     """Reconstruct a client's batch from its update after several epochs, whose orders of the samples are unknown.
 
-    As `inversion` with the same settings, which repeats the order of the first epoch. Here every epoch has a copy of
-    the N images that is free to differ, and a prior holds the copies together whatever their order (Dimitrov et al.
-    2022). The attacker reads no order: it assumes that the labels of every epoch, granted or inferred, are in the order
-    of the first, which a client with new orders does not keep. "joint" labels are optimised for every copy by itself.
+    The attack is like `inversion` with the same settings, except that `inversion` repeats the order of the first epoch.
+    Here every epoch has its own copy of the N images, and a prior pulls the copies together whatever their order
+    (Dimitrov et al. 2022). The attacker does not know the orders. It assumes that the labels of every epoch, granted or
+    inferred, are in the order of the first epoch, although a client that reshuffles does not keep this order. "joint"
+    labels are optimised separately for every copy.
 
     Our own reading: the prior compares the mean image of every class, or of all images where labels are "joint"; the
     paper compares means or maxima over all images, of pixels or of features of a network. The prior of single images is
@@ -135,10 +136,10 @@ def epoch_copies(
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:
-    """How far the classes' mean images of different epochs are apart, () >= 0.
+    """The distance () >= 0 between the classes' mean images in different epochs.
 
-    The squared difference, a mean over pairs of epochs, over pixels, and over classes by their number of images. No
-    order of images with the same label is of any effect.
+    It is the squared difference, averaged over pairs of epochs, over pixels, and over classes weighted by their number
+    of images. The order of images with the same label has no effect.
 
     Args:
         x: (K * N, H, W, C), epoch by epoch.
@@ -154,7 +155,7 @@ def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:
 
 
 def merged(x: jax.Array, y: jax.Array, epochs: int) -> jax.Array:
-    """The mean of every image's copies, (N, ...), in the order of the first epoch.
+    """The mean (N, ...) of every image's copies, in the order of the first epoch.
 
     Every later epoch is matched to the first one to one: with as few differing labels as possible, and then with the
     least squared distance.

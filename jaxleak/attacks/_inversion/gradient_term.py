@@ -1,4 +1,4 @@
-"""The data term of nearly all inversions: the distance of the observed from the simulated gradient."""
+"""The data term of nearly all inversions: the distance between the observed and the simulated gradient."""
 
 import functools
 from collections.abc import Hashable
@@ -17,34 +17,34 @@ from jaxleak.objectives import Distance, Selection, apply_mask, check_distance, 
 from jaxleak.objectives._check_distance import is_foreign
 
 #: Below this cosine distance between the observed and the simulated gradient the gradient counts as matched. This is a
-#: convention, and it says nothing about the image. In our runs iDLG on a sigmoid ResNet ended at 0.0012 with 9.9 dB
+#: convention, and it says nothing about the image. In our runs iDLG on a sigmoid ResNet ended at 0.0012 with 9.9 dB,
 #: where a grey image scores 13.1, an attack on a vision transformer at 3.6e-6 with 12.8 dB, and digits out of a
 #: generator at 0.004 with 13 dB; a smoothed attack on a ResNet found an image of SSIM .99 and stayed at 0.08.
 MATCHED_BELOW = 0.01
 
 
 class Undone(TypingProtocol):
-    """What a client has done to its gradient before the upload, as far as the server can undo it."""
+    """What the server can undo of the client's changes to its gradient before the upload."""
 
     def read(self, observation: Observation) -> Observation:
         """The observation with the likeliest gradient as its payload; label rules read this one."""
 
     def nearest(self, observation: Observation, simulated: PyTree) -> PyTree:
-        """The gradient nearest to a simulated one, among those that may be behind the payload."""
+        """The gradient nearest to a simulated one, among all gradients that agree with the payload."""
 
     def told(self, observation: Observation) -> PyTree:
-        """Which entries of the gradient are known well enough to count as an equation each, a tree of bool."""
+        """A tree of bool: which entries of the gradient are known well enough to serve as equations."""
 
 
 def to_explain(undone: Undone | None, observation: Observation, simulated: PyTree) -> PyTree:
-    """What a simulated gradient must equal to explain an observation; no gradient flows through it."""
+    """The target that a simulated gradient must equal to explain an observation; no derivative flows through it."""
     if undone is None:
         return observation.payload
     return undone.nearest(observation, jax.lax.stop_gradient(simulated))
 
 
 def _check(distance: Distance, model: Classifier) -> None:
-    """Check somebody's own distance once for a model: it takes seconds for one of many layers."""
+    """Check a user's distance once for a model; the check takes seconds for a model of many layers."""
     # A callable object may have no hash.
     check = _checked if isinstance(distance, Hashable) else _checked.__wrapped__
     check(distance, model)
@@ -61,9 +61,9 @@ class Gradients(NamedTuple):
     Attributes:
         distance: `(observed, simulated) -> ()`, see `jaxleak.objectives`.
         selection: which entries are compared; None compares all.
-        undone: where the payload is no gradient, what is known of the gradient before it; None compares the payload.
-        arrived: which entries reached the server, where it knows that others were left out; None if all did. Whether an
-            answer has the gradient is asked of these alone.
+        undone: if the payload is not a gradient, what is known about the gradient behind it; None compares the payload.
+        arrived: the entries that reached the server, if it knows that others were left out; None if all did. Only these
+            entries decide whether the gradient counts as matched.
     """
 
     distance: Distance
@@ -82,9 +82,9 @@ class Gradients(NamedTuple):
         return None
 
     def term(self, setup: Setup) -> DataTerm:
-        """The distance of what was observed from what `setup.share` makes of the candidate.
+        """The distance between the observed payload and the one that `setup.share` simulates for the candidate.
 
-        Raises `ValueError` if somebody's own distance is none (`objectives.check_distance`).
+        Raises `ValueError` if a user's distance fails `objectives.check_distance`.
         """
         distance, selection, undone, arrived = self
         if is_foreign(distance):

@@ -1,9 +1,10 @@
-"""Which labels a batch holds, read from the gradient of the last dense layer.
+"""Rules that infer the labels of a batch from the gradient of the last dense layer.
 
 For the mean cross-entropy of B samples with features f_b and softmax outputs p_b, column c of the kernel's gradient is
 `dW_c = mean_b f_b (p_bc - [y_b = c])`, and the bias' gradient `db_c = mean_b p_bc - n_c / B` with n_c the number of
-samples of class c. So n_c / B = mean_b p_bc - db_c: the bias' gradient hides nothing but the mean softmax output. Rules
-on the kernel alone need features >= 0, as after a ReLU, and see n_c through the unknown scale of the features.
+samples of class c. Therefore n_c / B = mean_b p_bc - db_c: given the bias' gradient, only the mean softmax output is
+unknown. Rules that read the kernel alone need features >= 0, as after a ReLU, and can only see n_c times the unknown
+scale of the features.
 
 Every rule answers with sorted labels: a gradient, being a sum over the batch, has no order. All are pure and may be
 jitted with a static batch size.
@@ -20,14 +21,14 @@ from jaxleak import _validate
 from jaxleak._tree import concrete
 from jaxleak.models._classifier import HeadLayer
 
-# Constants of the rule `calibrated`: the rounds of its fixed point, and the weight of its estimate of the mean softmax,
-# beside the uniform distribution.
+# Constants of the rule `calibrated`: the number of fixed-point rounds, and the weight of its softmax estimate when it
+# is averaged with the uniform distribution.
 _ROUNDS = 5
 _TRUST = 0.5
 
 
 class HeadGradient(NamedTuple):
-    """What is known of the last dense layer. Fields that a rule does not read may be None."""
+    """What is known about the last dense layer. Fields that a rule does not read may be None."""
 
     kernel_gradient: jax.Array  # (F, C), of the mean cross-entropy
     bias_gradient: jax.Array | None = None  # (C,)
@@ -56,8 +57,9 @@ def single_label(head: HeadGradient, batch_size: int) -> jax.Array:
 def longest_column(head: HeadGradient, batch_size: int) -> jax.Array:
     """The label of one sample without a bias, whatever sign its features have: the class with the longest column.
 
-    The columns are `f (p_c - [y = c])` and sum to zero, so that the label's is as long as all others together. With two
-    classes both are equally long, and the rule is `single_label`, which needs features >= 0. Ours.
+    The columns are `f (p_c - [y = c])` and sum to zero, so the label's column is as long as all others together. With
+    two classes both columns are equally long, so the rule falls back on `single_label`, which needs features >= 0.
+    Ours.
 
     Raises:
         ValueError: if the batch size is not 1.
@@ -72,7 +74,8 @@ def longest_column(head: HeadGradient, batch_size: int) -> jax.Array:
 def yin(head: HeadGradient, batch_size: int) -> jax.Array:
     """The B classes whose smallest entry over the features is lowest (Yin et al., *See through gradients*, 2021).
 
-    Distinct labels only: repeats are missed, and classes that are not in the batch take their places.
+    The rule returns distinct labels only: it misses repeated labels, and returns classes that are not in the batch
+    instead.
 
     Raises:
         ValueError: if there are more samples than classes.
@@ -84,7 +87,7 @@ def yin(head: HeadGradient, batch_size: int) -> jax.Array:
 def sum_rule(head: HeadGradient, batch_size: int) -> jax.Array:
     """The B classes with the smallest column sums (FedLeak, section 5, label inference, up to C samples).
 
-    Distinct labels only, as `yin`.
+    Like `yin`, the rule returns distinct labels only.
 
     Raises:
         ValueError: if there are more samples than classes.
@@ -119,9 +122,10 @@ def fedleak(head: HeadGradient, batch_size: int) -> jax.Array:
 def corrected_counts(head: HeadGradient, batch_size: int) -> jax.Array:
     """`counting_rule` with its remainder and its zero point corrected, for any batch size; the best without a bias.
 
-    Samples that the floor leaves go to the largest fractions. And measured from the largest entry, classes that are
-    not in the batch get a share too; so where uniform labels would leave half a class out or more, C (1 - 1/C)^B >=
-    1/2, shares are measured from the largest column sum, which is then that of an absent class.
+    The samples that the floor leaves over go to the largest fractions. The zero point is corrected because, measured
+    from the largest entry, classes that are absent from the batch would get a share too. If uniform labels would leave
+    half a class or more absent, C (1 - 1/C)^B >= 1/2, shares are measured from the largest column sum instead, which
+    then belongs to an absent class.
     """
     return _listed(_nearest_counts(_counts_by_kernel(head, batch_size), batch_size), batch_size)
 
@@ -129,7 +133,8 @@ def corrected_counts(head: HeadGradient, batch_size: int) -> jax.Array:
 def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
     """Counts nearest to `B (1/C - db_c)`: the identity of this module with the mean softmax taken as uniform.
 
-    Not in the FedLeak paper. Any features; hardly wrong while the network is untrained.
+    The rule is not in the FedLeak paper. It works for features of any sign, and is rarely wrong while the network is
+    untrained.
 
     Raises:
         ValueError: without the bias' gradient.
@@ -141,8 +146,8 @@ def bias_rule(head: HeadGradient, batch_size: int) -> jax.Array:
 def averaged_counts(head: HeadGradient, batch_size: int) -> jax.Array:
     """Counts nearest to the mean of what `bias_rule` and `corrected_counts` count; the latter alone without a bias.
 
-    For uploads whose entries a defense has pruned or rounded: the bias has few entries, and the kernel many small ones.
-    Features >= 0 are assumed. Ours.
+    The rule is for uploads whose entries a defense has pruned or rounded: the bias has few entries, while the kernel
+    has many small ones. It assumes features >= 0. Ours.
     """
     counts = _counts_by_kernel(head, batch_size)
     if head.bias_gradient is not None:
@@ -153,10 +158,10 @@ def averaged_counts(head: HeadGradient, batch_size: int) -> jax.Array:
 def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
     """Counts nearest to `B (p_c - db_c)` with the mean softmax p estimated from the same gradient.
 
-    Features: their mean f is the least-squares fit of dW_c = f db_c, and with counts n the mean feature of a class is
-    (p_c f - dW_c) B / n_c, as in iLRG (Ma et al., *Instance-wise batch label restoration*, ICLR 2023). The layer turns
-    them into outputs, whose mean, weighted by n, is the next p; iLRG solves one linear system instead. Features that
-    vary within a class make this p too sharp, so it is averaged with the uniform one.
+    The mean feature f is the least-squares fit of dW_c = f db_c. With counts n, the mean feature of class c is (p_c f -
+    dW_c) B / n_c, as in iLRG (Ma et al., *Instance-wise batch label restoration*, ICLR 2023). The layer maps these
+    features to outputs, and their mean, weighted by n, is the next p; iLRG solves one linear system instead. If
+    features vary within a class, this p is too sharp, so it is averaged with the uniform distribution.
 
     Features >= 0 are assumed.
 
@@ -183,7 +188,7 @@ def calibrated(head: HeadGradient, batch_size: int) -> jax.Array:
         present = n > 0.5
         own = (p[:, None] * mean - slope.T) * batch_size / jnp.maximum(n, 0.5)[:, None]
         features = jnp.maximum(jnp.where(present[:, None], own, mean), 0.0)
-        # Counts sum to B but may all be small in a batch of one: then every class keeps its weight.
+        # In a batch of one, all counts may be 1/2 or less although they sum to B; every class then keeps its weight.
         weight = jnp.where(present.any(), jnp.where(present, n, 0.0), n)
         return weight @ outputs(features) / weight.sum()
 
@@ -229,7 +234,8 @@ def infer_labels(
 ) -> jax.Array:
     """Labels of a batch from the gradient of the mean cross-entropy at the last dense layer.
 
-    Under another loss labels are wrong without a sign of it; a sum over the batch is divided by B first.
+    Under another loss the labels are wrong without any warning. If the loss is a sum over the batch, divide the
+    gradients by B first.
 
     Args:
         rule: one of `LABEL_RULES`.
@@ -263,15 +269,15 @@ def infer_labels(
 
 
 def rule_of_one_sample(bias_gradient: jax.Array | None) -> str:
-    """The name of the rule that is exact for the gradient of a single sample, by a head with a bias or without one."""
+    """The name of the rule that is exact for one sample; it depends on whether the head has a bias."""
     return "longest_column" if bias_gradient is None else "bias_rule"
 
 
 def label_of_one_sample(gradient: HeadLayer) -> jax.Array:
-    """(1,) the label behind one sample's gradient of a dense layer, by the rule that is exact for it.
+    """The label (1,) behind one sample's gradient of a dense layer, by the rule that is exact for one sample.
 
     Args:
-        gradient: kernel and bias gradient of the last dense layer, or of rows of classes in its place.
+        gradient: kernel and bias gradient of the last dense layer, or of the rows of classes that replace it.
     """
     return infer_labels(rule_of_one_sample(gradient.bias), gradient.kernel, gradient.bias, 1)
 
@@ -305,7 +311,7 @@ def _smallest(values: jax.Array, count: int) -> jax.Array:
 
 
 def _counts_by_bias(gradient: jax.Array, batch_size: int) -> jax.Array:
-    """(C,) the numbers that `bias_rule` rounds: counts if the mean softmax output is uniform."""
+    """(C,) the numbers that `bias_rule` rounds: exact counts if the mean softmax output is uniform."""
     return batch_size * (1 / gradient.size - gradient)
 
 
@@ -318,13 +324,13 @@ def _counts_by_kernel(head: HeadGradient, batch_size: int) -> jax.Array:
 
 
 def _shares_below(zero: jax.Array, head: HeadGradient) -> jax.Array:
-    """How much of the gradient's mass below `zero` every column has: (C,), summing to one."""
+    """The share (C,) of each column in the gradient's total mass below `zero`; the shares sum to one."""
     depth = jnp.sum(zero - head.kernel_gradient, axis=0)
     return _normalised(depth, 1 / depth.size)
 
 
 def _normalised(x: jax.Array, otherwise: jax.Array | float) -> jax.Array:
-    """`x` over its sum, or `otherwise` where that is not positive."""
+    """`x` divided by its sum, or `otherwise` if the sum is not positive."""
     total = x.sum()
     return jnp.where(total > 0, x / jnp.where(total > 0, total, 1.0), otherwise)
 
@@ -332,8 +338,8 @@ def _normalised(x: jax.Array, otherwise: jax.Array | float) -> jax.Array:
 def _nearest_counts(wanted: jax.Array, total: int) -> jax.Array:
     """Integers >= 0 that sum to `total` and have the least squared distance to `wanted` (C,).
 
-    One at a time to the largest deficit, which solves this convex problem exactly. For non-negative numbers of that
-    sum it is the method of largest remainders, and it stays defined for negative ones.
+    Each unit goes to the entry with the largest deficit, which solves this convex problem exactly. For non-negative
+    numbers whose sum is `total`, this is the method of largest remainders; it also works for negative numbers.
     """
 
     def give(_: int, counts: jax.Array) -> jax.Array:

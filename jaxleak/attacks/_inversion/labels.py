@@ -1,4 +1,4 @@
-"""Where an inversion has its labels from: granted, inferred by a rule, optimised jointly, or none at all."""
+"""The source of an inversion's labels: granted, inferred by a rule, optimised jointly, or none at all."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from jaxleak.attacks._inversion.loss_probe import scale_for_rules
 from jaxleak.attacks._inversion.setup import Setup
 from jaxleak.objectives import soft_labels
 
-#: Where labels come from. "none" is for attacks that read none; their answers hold -1 in the place of labels.
+#: Sources of labels. "none" is for attacks that read no labels; their answers hold -1 in place of labels.
 LABEL_STRATEGIES = ("given", "joint", "none", *LABEL_RULES)
 
 
 class LabelSource(NamedTuple):
-    """One strategy on one model.
+    """A strategy for labels on one model.
 
     start: `key -> ` the label logits (B, C) that are optimised, or () where labels are not.
     fixed: `(observation, label_key) -> (B, C)` soft labels that are not optimised; None where they are.
@@ -32,7 +32,7 @@ class LabelSource(NamedTuple):
     reads_labels: bool = False
 
     def soft(self, logits: PyTree, fixed: jax.Array | None) -> jax.Array:
-        """(B, C) the labels that a candidate has."""
+        """The candidate's soft labels (B, C)."""
         return jax.nn.softmax(logits) if fixed is None else fixed
 
 
@@ -55,8 +55,9 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
         def granted(observation: Observation, _: jax.Array) -> jax.Array:
             assert observation.labels is not None  # the engine has required them
             found = soft_labels(observation.labels, classes)
-            # A class that does not exist is a row of zeros. A compiled program cannot raise: what is not a number ends
-            # the search, and says so. Of several labels per image, none may be a finding.
+            # A class that does not exist becomes a row of zeros. A compiled program cannot raise, so such a row becomes
+            # NaN, which ends the search visibly. With several labels per image, a row of zeros is valid: it means no
+            # finding.
             exists = found.any(axis=-1, keepdims=True) | (observation.labels.ndim > 1)
             return jnp.where(exists, found, jnp.nan)
 
@@ -70,8 +71,8 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
     def inferred(observation: Observation, label_key: jax.Array) -> jax.Array:
         found = inferred_labels(strategy, setup, observation, label_key, scale)
         if setup.parts > 1:
-            # Rules return labels sorted by class. Unless they are shuffled, each local step, or each of several
-            # clients, would get samples of one class.
+            # Rules return labels sorted by class. Without a shuffle, each local step or client would get samples of few
+            # classes.
             order = jax.random.fold_in(jax.random.wrap_key_data(label_key), setup.parts)
             found = jax.random.permutation(order, found)
         return soft_labels(found, classes)
@@ -82,7 +83,7 @@ def label_source(strategy: str, setup: Setup) -> LabelSource:
 def inferred_labels(
     rule: str, setup: Setup, observation: Observation, label_key: jax.Array, scale: float = 1.0
 ) -> jax.Array:
-    """(B,) what a rule reads off the head's gradient, which is `scale` times that of the mean cross-entropy."""
+    """The labels (B,) that a rule infers from the head's gradient, `scale` times that of the mean cross-entropy."""
     model = setup.model
     gradient = model.head_of(observation.payload, gradient=True)
     weights = model.head_of(observation.params["params"], gradient=False)
@@ -100,13 +101,13 @@ def inferred_labels(
 
 
 def _scale(rule: str, setup: Setup) -> float:
-    """What the client's loss multiplies the mean cross-entropy's gradient by; 1 where it states no loss.
+    """The factor from the mean cross-entropy's gradient to that of the client's loss; 1 if no loss is stated.
 
     Raises:
         ValueError: if the rule cannot serve the loss.
     """
     loss = loss_of(setup.share)
-    if loss is None or rule == "random":  # the floor reads no gradient
+    if loss is None or rule == "random":  # the rule "random" reads no gradient
         return 1.0
     try:
         return scale_for_rules(loss, setup.model.num_classes, setup.of_a_step)
@@ -119,7 +120,7 @@ def _scale(rule: str, setup: Setup) -> float:
 
 
 def _try(rule: str, setup: Setup) -> None:
-    # A rule outside its range says so before anything is compiled.
+    # Raise the rule's own error before anything is compiled, if the rule cannot serve this batch size.
     variables = jax.eval_shape(setup.model.init, jax.random.key(0))
     seen = Observation(jnp.zeros((), jnp.int32), variables, variables["params"])
     jax.eval_shape(lambda seen: inferred_labels(rule, setup, seen, jax.random.key_data(jax.random.key(0))), seen)

@@ -1,6 +1,7 @@
-"""What an inversion knows of images beyond the update: total variation, activations, statistics, size, a generator.
+"""Priors: what an inversion knows about images beyond the update, such as total variation or activations.
 
-`Settings.priors` weighs any number of them. A new prior is a function that makes a `Prior`, and one entry of a preset.
+`Settings.priors` holds any number of priors with their weights. To add a prior, write a function that makes a `Prior`,
+and add an entry to a preset.
 """
 
 import functools
@@ -32,14 +33,14 @@ VARIATIONS: tuple[Variation, ...] = ("anisotropic", "isotropic", "sum", "truncat
 
 
 class Evidence:
-    """What a prior may look at: one candidate, and the attacker's copy of the model on it.
+    """What a prior may look at: one candidate, and the outputs of the attacker's model for it.
 
     Attributes:
         candidate: how variables become images.
         observation: what the attacker was granted.
         variables: what is optimised, a tree.
         x: (B, H, W, channels), the images in [0, 1].
-        outputs: what the model computes of the images, with smoothed kinks where the attack smooths them.
+        outputs: the model's outputs for the images; kinks are smoothed if the attack smooths them.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Evidence:
         x: jax.Array,
         sharpness: Sharpness,
     ):
-        """Hold what the priors of one iteration share.
+        """Hold what all priors of one iteration share.
 
         Args:
             setup: what the inversion was built for.
@@ -66,20 +67,20 @@ class Evidence:
 
     @functools.cached_property
     def outputs(self) -> Outputs:
-        """What the model computes of the images at the present sharpness; all priors share one forward pass."""
+        """The model's outputs for the images at the current sharpness; all priors share one forward pass."""
         return self._setup.model.apply(
             self.observation.params, self.x, mode=self._setup.mode, sharpness=self._sharpness
         )
 
 
 class Prior(NamedTuple):
-    """How unlikely a candidate is.
+    """A measure of how unlikely a candidate is.
 
-    name: by which `Settings.weighing` finds it.
+    name: the name by which `Settings.weighing` finds the prior.
     value: `Evidence -> ()`.
-    kind: which of several priors of that name it is, or an empty string.
-    check: `(setup, candidate) -> None`; raises `ValueError` where the prior means nothing.
-    recommended: `Setup -> float`, the weight that "auto" stands for; None where nothing is recommended.
+    kind: tells several priors of one name apart; an empty string if there is only one.
+    check: `(setup, candidate) -> None`; raises `ValueError` if the prior does not apply to this model or candidate.
+    recommended: `Setup -> float`, the weight that "auto" stands for; None if there is no recommendation.
     reads_statistics: whether the threat must grant the batch's statistics.
     """
 
@@ -91,16 +92,17 @@ class Prior(NamedTuple):
     reads_statistics: bool = False
 
 
-#: A weight >= 0, or "auto" where the prior recommends one; and the prior.
+#: A pair of a weight >= 0 and a prior. The weight may be "auto" if the prior recommends one.
 Weighted: TypeAlias = tuple[float | Literal["auto"], Prior]
 
 
 def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
-    """The weight > 0 of the total variation that has won in `experiments.homotopy`.
+    """The weight > 0 of the total variation that worked best in `experiments.homotopy`.
 
-    The variation is a mean over differences, and stands beside a distance of about 1. The weight grows with sqrt(B),
-    since more images share one gradient. It is three times as large where statistics of the batch couple the kinks, as
-    in a ResNet of ReLUs in training mode: gradients then lead from nearby only (`experiments.basin`).
+    The variation is a mean over differences, and is added to a distance of about 1. The weight grows with sqrt(B),
+    since more images share one gradient. It is three times as large if statistics of the batch couple the kinks, as in
+    a ResNet of ReLUs in training mode. In such networks gradients lead to the images only from nearby
+    (`experiments.basin`).
     """
     return (0.3 if coupled_kinks else 0.1) * math.sqrt(batch_size)
 
@@ -108,15 +110,16 @@ def recommended_tv(*, coupled_kinks: bool, batch_size: int) -> float:
 def natural_tv(height: int, width: int) -> float:
     """The weight > 0, in nats, of `variation_prior("sum")` that makes it the prior of natural photographs.
 
-    Beside a likelihood in nats (`objectives.gaussian_likelihood`) the objective is then a posterior, up to a constant.
-    The density of images is `exp(-weight TV) / Z` for every channel by itself. Z falls with weight^(HW - 1), so that
-    photographs of the variation TV are likeliest at the weight (HW - 1) / TV. That is about half of what differences
-    which were independent and Laplace-distributed would have, as there are about two of them for every pixel.
+    Together with a likelihood in nats (`objectives.gaussian_likelihood`), the objective is then a negative
+    log-posterior, up to a constant. The density of images is `exp(-weight TV) / Z`, for every channel separately. Z is
+    proportional to weight^-(HW - 1), so photographs with the variation TV are likeliest at the weight (HW - 1) / TV.
+    Independent Laplace-distributed differences would give about twice this weight, as there are about two differences
+    per pixel.
 
-    TV is what neighbouring pixels in [0, 1] differ by in photographs that scikit-image and scikit-learn ship
-    (`data.load("photographs:SIZE")`): 0.157 SIZE^-0.3 in the mean, or 0.084 at 8 pixels, 0.056 at 32 and 0.037 at 128,
-    within 4 %. One number was thus measured on these ten photographs and their views: an attack on one of them knows a
-    little more than it should, and one on any other image does not.
+    TV follows from the mean difference between neighbouring pixels in [0, 1], measured on the photographs that
+    scikit-image and scikit-learn ship (`data.load("photographs:SIZE")`). That mean is 0.157 SIZE^-0.3: 0.084 at 8
+    pixels, 0.056 at 32 and 0.037 at 128, within 4 %. One number was thus measured on these ten photographs and their
+    views: an attack on one of them knows slightly more than it should, and an attack on any other image does not.
 
     Args:
         height: H in pixels, >= 1.
@@ -128,11 +131,12 @@ def natural_tv(height: int, width: int) -> float:
 
 
 def variation_prior(kind: Variation = "anisotropic", *, threshold: float = 0.0) -> Prior:
-    """Total variation.
+    """The prior of total variation.
 
     Args:
         kind: "anisotropic" and "isotropic" are means over differences, "sum" is the sum of all of them, "truncated" is
-            CAFE's `truncated_tv`, a sum per image, and "relative" is the first over the pixels' standard deviation.
+            CAFE's `truncated_tv`, a sum per image, and "relative" is "anisotropic" divided by the pixels' standard
+            deviation.
         threshold: xi of the kind "truncated", >= 0.
 
     Raises:
@@ -158,15 +162,15 @@ def variation_prior(kind: Variation = "anisotropic", *, threshold: float = 0.0) 
 
 
 def size_prior() -> Prior:
-    """The mean over the batch of each image's Euclidean norm (GradInversion)."""
+    """The prior of image size: the mean over the batch of each image's Euclidean norm (GradInversion)."""
     return Prior("l2", lambda evidence: l2_prior(evidence.x))
 
 
 def activation_prior(reduction: Literal["mean", "sum"] = "mean") -> Prior:
-    """The absolute activations of the network (FedLeak, section 4.2).
+    """The prior of sparse activations: absolute activations of the network (FedLeak, section 4.2).
 
     Args:
-        reduction: "mean" or "sum" over their entries.
+        reduction: "mean" or "sum" over the activations.
 
     Raises:
         ValueError: on an unknown reduction.
@@ -210,7 +214,7 @@ def latent_prior() -> Prior:
     return Prior("latent", value, check=check)
 
 
-#: How a prior is made that settings do not have yet, in the order in which priors are added up.
+#: Functions that make a prior which settings do not have yet, in the order in which priors are added up.
 MAKERS: dict[str, Callable[[], Prior]] = {
     "tv": variation_prior,
     "l2": size_prior,
@@ -221,11 +225,11 @@ MAKERS: dict[str, Callable[[], Prior]] = {
 
 
 def resolved(priors: Iterable[Weighted], setup: Setup, candidate: Candidate) -> tuple[tuple[float, Prior], ...]:
-    """The priors that weigh anything, with numbers for weights.
+    """The priors with a weight > 0, with every "auto" replaced by a number.
 
     Raises:
-        ValueError: naming a weight out of range, a weight "auto" that nothing is recommended for, or a prior that means
-            nothing for this model or candidate.
+        ValueError: naming a weight out of range, a weight "auto" for which there is no recommendation, or a prior that
+            does not apply to this model or candidate.
     """
     found = []
     for weight, prior in priors:
@@ -241,7 +245,7 @@ def resolved(priors: Iterable[Weighted], setup: Setup, candidate: Candidate) -> 
 
 
 def total(priors: Iterable[tuple[float, Prior]], evidence: Evidence) -> jax.Array:
-    """() the weighted sum of priors.
+    """The weighted sum () of priors.
 
     Raises:
         ValueError: naming a prior of somebody's own that fails, or that returns something else than one real number.
@@ -253,7 +257,7 @@ def total(priors: Iterable[tuple[float, Prior]], evidence: Evidence) -> jax.Arra
 
 
 def _one_number(prior: Prior, evidence: Evidence) -> jax.Array:
-    """What a prior says of a candidate: one for each image would be added up with a distance of all of them."""
+    """The prior's single number () for a candidate; one number per image would not fit the distance of the batch."""
     try:
         found = jnp.asarray(prior.value(evidence))
     except Exception as error:  # whatever somebody's code does

@@ -1,10 +1,10 @@
 """Gradient inversion without the backward pass: match the row spaces of layers instead of their gradients.
 
-In a deep network with batch statistics the gradient is chaotic: the image at 40 dB has one that is nearly as far from
-the truth's as any other image's (`experiments.basin`), so that descending a distance of gradients leads nowhere. Most
-of that comes back from the layers above. `row_space_distance` leaves what comes back free and compares only what went
-in, of the first layers that have fewer output pixels than inputs of each: half as deep, one derivative instead of two,
-no labels.
+In a deep network with batch statistics the gradient is chaotic. Even an image at 40 dB has a gradient that is nearly as
+far from the true gradient as that of any other image (`experiments.basin`), so descending a distance of gradients leads
+nowhere. Most of this chaos comes from the backward pass through the layers above. `row_space_distance` leaves the
+result of the backward pass free and compares only the inputs of layers. It takes the first layers that have fewer
+output pixels than inputs per pixel. This is half as deep, needs one derivative instead of two, and needs no labels.
 """
 
 import functools
@@ -25,16 +25,16 @@ from jaxleak.models._activations import Sharpness
 from jaxleak.models._classifier import BatchNormMode
 from jaxleak.objectives import row_space_distance
 
-#: A layer is informative if its rows, centred, span at most this share of their space.
+#: A layer is informative if its centred rows span at most this share of their space.
 LARGEST_SHARE = 0.5
 
 #: Below this distance the row spaces count as matched. This is a convention: the ridge leaves .009 at the truth,
 #: answers of SSIM .97 had up to .017, tinted ones .03 and .06, misses .15.
 ROWS_MATCHED_BELOW = 0.02
-#: A number that is added to a layer's outputs has no effect but rounding if it changes the logits by less than this
-#: share of what another sign of the kernel changes.
+#: A constant added to a layer's outputs counts as having no effect if it changes the logits by less than this share of
+#: the change that flipping the kernel's sign causes.
 _NO_EFFECT_BELOW = 1e-2
-#: Standard deviation of the weights with which normalised layers are looked for, where the initial ones are zero.
+#: Standard deviation of the random weights that replace initial zeros in the search for normalised layers.
 _IN_PLACE_OF_ZEROS = 0.1
 
 
@@ -46,7 +46,7 @@ class RowSpaces(NamedTuple):
 
     @property
     def reads_labels(self) -> bool:
-        """What went into a layer does not depend on the labels."""
+        """Labels are not read, because the inputs of a layer do not depend on them."""
         return False
 
     def leaves(self, model: Classifier, batch_size: int) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""How many rows the linear layers of a network read, and how long they are."""
+"""The number and the length of the input rows that the linear layers of a network read."""
 
 import functools
 
@@ -13,12 +13,12 @@ from jaxleak.models import Classifier
 def sizes_of_all_rows(
     model: Classifier, batch_size: int, batch_norm: BatchNormMode = "eval"
 ) -> dict[str, tuple[int, ...]]:
-    """Rows and inputs of each, of every linear layer, in the order of the forward pass.
+    """The number of rows and of inputs per row for every linear layer, in the order of the forward pass.
 
     Args:
-        model: the network; layers of several groups are left out, as by its `rows`.
+        model: the network; layers of several groups are left out, as in `Classifier.rows`.
         batch_size: B >= 1.
-        batch_norm: mode of normalisation, on which no size depends unless the network's code does.
+        batch_norm: mode of normalisation; sizes depend on it only if the network's own code does.
 
     Returns:
         (n, k) by the name of the kernel, with a row for every output pixel or token of every image.
@@ -37,6 +37,6 @@ def sizes_of_all_rows(
 
 
 def sizes_of_rows(model: Classifier, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """Rows and inputs of every linear layer but the head, whose row is the features that its gradient shows anyway."""
+    """`sizes_of_all_rows` without the head, whose gradient shows the features that it reads anyway."""
     sizes = sizes_of_all_rows(model, batch_size)
     return {name: size for name, size in sizes.items() if not model.head or name != model.head_names[0]}

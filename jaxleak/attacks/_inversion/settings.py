@@ -1,4 +1,4 @@
-"""What distinguishes one gradient inversion from another, and what settings may not say."""
+"""The settings that distinguish one gradient inversion from another, and the checks on them."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -22,31 +22,35 @@ from jaxleak.objectives import GradientRegularization
 class Settings(NamedTuple):
     """All that distinguishes one gradient inversion from another; `jaxleak.attacks.presets` makes them.
 
-    Change single fields by `_replace`, weights of priors by `weighing`, the distance by `comparing`. Weights have no
-    unit: they multiply a term of the objective, of which a comparison of gradients by the cosine is in [0, 2].
+    Change single fields by `_replace`, weights of priors by `weighing`, and the distance by `comparing`. Weights have
+    no unit: each multiplies one term of the objective. For scale: the cosine distance between gradients is in [0, 2].
 
     Attributes:
-        candidate: what is searched and how images follow from it: `client_updates.pixels`, or a generator's codes.
+        candidate: the variables that are optimised, and how they decode to images: `client_updates.pixels`, or a
+            generator's codes.
         compare: the data term: `client_updates.Gradients`, `client_updates.AnyLoss` or `client_updates.RowSpaces`.
-        optimizer: any of optax, or `client_updates.cma_es`, which searches without gradients.
-        iterations: > 0, the length that schedules are made for.
+        optimizer: any optimizer of optax, or `client_updates.cma_es`, which searches without gradients.
+        iterations: number of iterations > 0, for which the schedules are made.
         labels: "given" (granted to the attacker), "joint" (optimised with the images, as distributions over the
             classes), the name of a rule of `attacks.LABEL_RULES`, or "none", where the data term reads none. Rules
-            assume that the loss's gradient by the logits is a multiple of the mean cross-entropy's, (softmax - label) /
-            B: a sum over the batch or slightly smoothed labels will do, and clients with another loss are refused.
-        priors: what is known of images, each with its weight >= 0.
+            assume that the loss's gradient with respect to the logits is a multiple of that of the mean cross-entropy,
+            (softmax - label) / B. A sum over the batch or slightly smoothed labels also work; other losses of the
+            client are refused.
+        priors: what is known about images: pairs of a weight >= 0 and a prior.
         group: G >= 1 candidates that descend together.
         consistency: weight >= 0 of their distance to their mean; needs G > 1.
         regularization: FedLeak's gradient regularization; by default none.
-        smoothing: how sharp smoothed kinks are in each iteration; "auto" takes the recommended schedule if the model
-            has kinks; None leaves them exact.
-        shifts: when which shifts of the images are tried; () for never.
-        enhance: (B, H, W, channels) to the same, applied to the answer's images after the score was taken.
+        smoothing: schedule of the sharpness with which kinks are smoothed; "auto" takes the recommended schedule if the
+            model has kinks; None keeps them exact.
+        shifts: plan of which shifts of the images are tried at which iterations; () tries none.
+        enhance: function from images (B, H, W, channels) to enhanced ones of the same shape. It is applied to the
+            answer after its score was computed.
         white_point: in [0, 1]; where gradients hide the scale of the images, this quantile of the answer becomes 1.
             0 leaves the scale as it is.
 
-    A candidate or an enhancement that was trained carries a grant that is no part of `Threat`, which is about rounds:
-    public data. Whoever makes such settings passes the trained generator in, and answers for what it has seen.
+    A trained candidate or enhancement needs a grant that `Threat` does not cover, because `Threat` is about rounds:
+    public data. Whoever makes such settings passes in the trained generator, and is responsible for what it was trained
+    on.
     """
 
     candidate: Candidate
@@ -65,7 +69,7 @@ class Settings(NamedTuple):
 
     @property
     def gradient_free(self) -> bool:
-        """Whether the optimizer evaluates the objective itself, as `cma_es`, and gets no gradients."""
+        """Whether the optimizer evaluates the objective itself and gets no gradients, like `cma_es`."""
         return is_gradient_free(self.optimizer)
 
     @property
@@ -81,11 +85,13 @@ class Settings(NamedTuple):
         """The same settings with other priors or other weights: `settings.weighing(tv=0.1, activation=0)`.
 
         Args:
-            priors: each replaces the prior of its name and keeps the weight; without one there, it weighs nothing.
-            weights: by name, "tv", "l2", "activation", "batch_norm" or "latent"; a prior that is not there is added.
+            priors: each replaces the prior of the same name and keeps its weight; if there was none, the weight is 0.
+            weights: weights by the prior's name: "tv", "l2", "activation", "batch_norm" or "latent". A prior that the
+                settings lack is added.
 
         Raises:
-            ValueError: on an unknown name, or two priors of one name, of which none would be meant.
+            ValueError: on an unknown name, or if the settings hold two priors of one name, so that the name is
+                ambiguous.
         """
         names = [prior.name for _, prior in self.priors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -114,7 +120,7 @@ class Settings(NamedTuple):
 
 
 def check_settings(s: Settings) -> None:
-    """Refuse what no attack could mean.
+    """Refuse settings that make no sense for any attack.
 
     Raises:
         ValueError: naming the field and its range.
@@ -153,9 +159,10 @@ def check_settings(s: Settings) -> None:
 
 
 def leaves_read(model: Classifier, settings: Settings, *, batch_size: int) -> tuple[str, ...] | None:
-    """Which part of the payload an inversion reads: paths like "head", with all below; None is the whole.
+    """The leaves of the payload that an inversion reads: paths like "head", each with all below; None is all.
 
-    Row spaces take a few layers, and the head where a rule infers labels: the rest may be encrypted, frozen or lost.
+    A comparison of row spaces reads a few layers, and the head if a rule infers labels. All other leaves may be
+    encrypted, frozen or lost.
 
     Args:
         model: the model under attack.

@@ -1,4 +1,4 @@
-"""What an inversion is built for: a model, what the client ran on it, and how many images are behind the payload."""
+"""What an inversion is built for: a model, the client's share, and the number of images behind the payload."""
 
 import functools
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxleak.models import Classifier
 
 
 class Setup(NamedTuple):
-    """What the parts of an inversion are made from; nothing in it is private."""
+    """The public facts from which the parts of an inversion are made."""
 
     model: Classifier
     share: Share
@@ -16,16 +16,16 @@ class Setup(NamedTuple):
 
     @property
     def mode(self) -> BatchNormMode:
-        """How the client normalised."""
+        """The client's mode of batch normalisation."""
         return self.share.batch_norm
 
     @property
     def parts(self) -> int:
-        """How many parts of the batch were computed one after the other, or by several clients."""
+        """Number of parts of the batch: one for each local step of each client."""
         return self.share.local_steps * self.share.clients
 
     def check_parts(self) -> None:
-        """Raise `ValueError` if the images are not equally many of every step of every client."""
+        """Raise `ValueError` if the images cannot be split equally among all steps of all clients."""
         if self.batch_size % self.parts:
             raise ValueError(
                 "batch_size must be the number of all samples behind the payload, a multiple of clients * local_steps "

@@ -1,8 +1,8 @@
-"""The search over shifts: candidates a few pixels off are tried one after the other, and the best is kept.
+"""The search over shifts: try candidates that are shifted by a few pixels, and keep the best.
 
-Sets of patches hardly tell where in the image they stood, only the zeros around it do: descent on row spaces often ends
-with the truth a few pixels off. So every image is tried shifted, every shift is descended from for some iterations, and
-the best by the attack's own objective is kept.
+A set of patches hardly reveals where in the image each patch was; only the zero padding around the image does. Descent
+on row spaces therefore often ends at the true image shifted by a few pixels. The search shifts every image, descends
+from every shift for some iterations, and keeps the best by the attack's own objective.
 
 The engine asks a `Search` what to do before a step and after it; `NoSearch` does nothing.
 """
@@ -20,12 +20,12 @@ from jaxleak._base import PyTree
 from jaxleak.attacks._inversion.candidates import Candidate
 from jaxleak.attacks._inversion.smoothing import Smoothing, next_sharpness
 
-#: From the candidate's variables to the state of an optimizer that has learned nothing yet.
+#: Function from the candidate's variables to a fresh optimizer state.
 Fresh: TypeAlias = Callable[[PyTree], PyTree]
 
 
 class Search(TypingProtocol):
-    """What is done around the steps of a descent; `carried` is the search's own state."""
+    """The interface of a search, which acts before and after each step; `carried` is the search's own state."""
 
     def init(self, x: PyTree) -> Any:
         """The state before the first step, from the candidate's variables."""
@@ -43,7 +43,7 @@ class Search(TypingProtocol):
 
 
 class NoSearch(NamedTuple):
-    """A plain descent."""
+    """The search that tries no shifts: a plain descent."""
 
     iterations: int
 
@@ -70,9 +70,9 @@ class NoSearch(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """Shifts by up to `reach` pixels either way, every `stride`, each descended from for `tries` iterations.
+    """Shifts by up to `reach` pixels in each direction, in steps of `stride`; each is descended for `tries` iterations.
 
-    The stride divides the reach, so that no shift is among them.
+    The stride divides the reach, so the shift by zero is among them.
     """
 
     reach: int
@@ -81,12 +81,12 @@ class Shifts(NamedTuple):
 
     @property
     def offsets(self) -> np.ndarray:
-        """(S, 2) rows and columns; the first is no shift."""
+        """The shifts (S, 2) in rows and columns; the first one is zero."""
         along = range(-self.reach, self.reach + 1, self.stride)
         return np.array(sorted(((i, j) for i in along for j in along), key=lambda o: o != (0, 0)), np.int32)
 
 
-#: When which shifts are tried: after these shares of the iterations, not counting those that try shifts.
+#: Which shifts are tried, and when: after these shares of the iterations, not counting iterations that try shifts.
 ShiftPlan: TypeAlias = tuple[tuple[float, Shifts], ...]
 #: 2,250 iterations per image.
 NEAR: ShiftPlan = ((0.2, Shifts(6, 3)), (0.3, Shifts(6, 3)), (0.4, Shifts(2, 1)))
@@ -95,7 +95,7 @@ FAR: ShiftPlan = (*NEAR[:2], (0.4, Shifts(12, 4)), (0.45, Shifts(6, 3)), (0.5, S
 
 
 class Trying(NamedTuple):
-    """What the search for a shift carries."""
+    """The state of the search for a shift."""
 
     home: jax.Array  # (B, H, W, C) the candidate when it began
     best: jax.Array  # (B, H, W, C)
@@ -118,13 +118,13 @@ class _Entry(NamedTuple):
 
 
 class ShiftSearch:
-    """Which iterations try which shifts, and how far a run is without them: tables, made before anything is traced."""
+    """A search over shifts, planned before tracing: tables of the shift and the progress for every iteration."""
 
     def __init__(self, plan: ShiftPlan, iterations: int, batch_size: int):
-        """Plan a run of so many iterations, in which every image is shifted by itself.
+        """Plan a run of `iterations` in which every image is shifted separately.
 
         Raises:
-            ValueError: if the shifts take all of them.
+            ValueError: if the shifts take all iterations.
         """
         taken = batch_size * sum(len(shifts.offsets) * shifts.tries for _, shifts in plan)
         plain = iterations - taken
@@ -176,7 +176,7 @@ class ShiftSearch:
         return jnp.where(begins != _NOTHING, shift(trying.home, image, offset), x), trying
 
     def begun_anew(self, iteration: jax.Array, optimizer: PyTree, initial: PyTree) -> PyTree:
-        """The optimizer's state where a shift is first descended from: nothing of what it learned elsewhere."""
+        """The optimizer's state, reset where the descent from a new shift begins."""
         begins = jnp.asarray(self._begins)[iteration] != _NOTHING
         # Scalars are kept: they are counts, and the optimizer's schedule goes on.
         return jax.tree.map(lambda new, old: jnp.where(begins & (old.ndim > 0), new, old), initial, optimizer)
@@ -222,7 +222,7 @@ def _check(plan: Sequence[tuple[float, Shifts]]) -> None:
 
 
 def shift(x: jax.Array, image: jax.Array, offset: jax.Array) -> jax.Array:
-    """x (B, H, W, C) with one image moved down and right by (2,) pixels; its border is drawn out."""
+    """x (B, H, W, C) with one image moved down and right by `offset` (2,) pixels; its border pixels are repeated."""
     height, width = x.shape[1:3]
     rows = jnp.clip(jnp.arange(height) - offset[0], 0, height - 1)
     columns = jnp.clip(jnp.arange(width) - offset[1], 0, width - 1)

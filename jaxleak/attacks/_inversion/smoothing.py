@@ -1,13 +1,12 @@
 """Smoothing homotopy: attack a smooth copy of the model first, and sharpen it slowly until it is the model.
 
-The gradient of a ReLU network jumps whenever an activation changes sign. A start only 40 dB away from the truth already
-has a mismatched gradient, and the matching loss is made of flat pieces with cliffs between them, which no first- or
-second-order method follows; attacks on randomly initialised ReLU networks with batch normalisation therefore stay at
-the score of a grey image. The attacker, who owns a copy of the model, may evaluate that copy with
-softplus(beta z) / beta in place of ReLU (and max-pools smoothed likewise), beta in units of one over the layer's
-standard deviation. At small beta the loss is smooth and descent makes progress, but its minimum is biased, since the
-observed gradient came from the exact network. Raising beta slowly removes the bias while the iterate follows the
-minimum.
+The gradient of a ReLU network jumps whenever an activation changes sign. Even an image at 40 dB has a mismatched
+gradient. The matching loss consists of flat pieces with cliffs between them, which no first- or second-order method can
+follow. Attacks on randomly initialised ReLU networks with batch normalisation therefore stay at the score of a grey
+image. The attacker owns a copy of the model, and may evaluate that copy with softplus(beta z) / beta in place of ReLU
+(and max-pools smoothed likewise), beta in units of one over the layer's standard deviation. At small beta the loss is
+smooth and descent makes progress, but its minimum is biased, since the observed gradient came from the exact network.
+Raising beta slowly removes the bias while the iterate follows the minimum.
 """
 
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxleak import _validate
 
-#: So sharp that no pre-activation lies inside the rounded part.
+#: Sharpness at which no pre-activation lies inside the rounded part of a kink.
 _EXACT = 1e6
 
 
@@ -54,10 +53,10 @@ def smoothing(
 
     Args:
         start: beta of the first iteration, > 0; 1 to 2 has worked.
-        end: beta of the last, >= start; 15 to 50 has worked. Much sharper brings the jumps back.
+        end: beta of the last iteration, >= start; 15 to 50 has worked. A much larger beta brings the jumps back.
         hold: in [0, 1), share of the iterations that stay at `end`.
-        finish: in [0, 1), share of the iterations, after those, on the exact model: near the truth the jumps are
-            small, and what is left of the bias goes.
+        finish: in [0, 1), share of the iterations at the end that use the exact model: near the truth the jumps are
+            small, and the remaining bias vanishes.
         progress_below: let beta rise only in iterations whose data distance is below this value, > 0; a run that
             never gets there keeps `start`.
 
@@ -70,15 +69,15 @@ def smoothing(
 
 
 def recommended_smoothing(*, batch_norm: bool, batch_size: int) -> Smoothing | None:
-    """The schedule that has won in `experiments.homotopy`, or None where exact kinks did.
+    """The schedule that worked best in `experiments.homotopy`, or None where exact kinks did.
 
-    Batch normalisation couples all pixels of a batch: deep networks with it need a start at which they are nearly
-    linear, must not end too sharp, and are hopeless without. (Shallow ones, of two or three convolutions, are better
-    off with exact kinks, which this rule does not ask for.) Without batch normalisation, attacks on several images are
-    faster from a sharper start. For a single image the exact model was best on a ConvNet and an MLP; on LeNet with
-    ReLUs, the smoothing for several images gained 5 dB. The rule is for networks with kinks (`Classifier.has_kinks`):
-    without, a schedule changes nothing but the choice of the best iterate, as losses at different sharpness are not
-    compared.
+    Batch normalisation couples all pixels of a batch. Attacks on deep networks with it must start where the network is
+    nearly linear, must not end too sharp, and fail without smoothing. (Shallow networks, of two or three convolutions,
+    are better attacked with exact kinks, but this rule does not check the depth.) Without batch normalisation, attacks
+    on several images are faster from a sharper start. For a single image the exact model was best on a ConvNet and an
+    MLP; on LeNet with ReLUs, the smoothing for several images gained 5 dB. The rule is for networks with kinks
+    (`Classifier.has_kinks`): without kinks, a schedule only changes the choice of the best iterate, as losses at
+    different sharpness are not compared.
     """
     if batch_norm:
         return smoothing(1.0, 30.0)

@@ -1,7 +1,8 @@
-"""What an attacker of split vertical learning predicts from its own features alone, without any training signal.
+"""Baselines for split vertical learning: what an attacker predicts from its own features, without any gradients.
 
-The gap between an attack and this baseline on the same shadow records is the leak; without it no figure means much. A
-weak baseline flatters the attack, so the model is chosen and calibrated by cross-validation on the shadow records.
+The leak is the gap between an attack and this baseline on the same shadow records; without the baseline no figure means
+much. A weak baseline makes the attack look better, so the model is chosen and calibrated by cross-validation on the
+shadow records.
 """
 
 import functools
@@ -18,7 +19,7 @@ from jaxleak import _validate
 _log = logging.getLogger("jaxleak")
 
 _FOLDS = 3
-#: Deviations by which the mean of a column may differ from that of the shadow records before it looks like a mistake.
+#: If the mean of a column differs from that of the shadow records by more standard deviations, it looks like a mistake.
 _FAR = 10.0
 _TREES = 200
 _TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
@@ -38,8 +39,8 @@ class LabelBaseline(NamedTuple):
 
         Args:
             x: (n, d) the features that the baseline was fitted on.
-            balanced: whether classes count as equally frequent. Answer so where the score is the mean over the classes
-                (`metrics.balanced_label_accuracy`): otherwise a rare class is hardly ever answered, and the baseline
+            balanced: whether classes count as equally frequent. Use True if the score is the mean over the classes
+                (`metrics.balanced_label_accuracy`). Otherwise rare classes are hardly ever predicted, and the baseline
                 looks weaker than it is.
         """
         log_proba = self.log_proba(x)
@@ -57,13 +58,13 @@ class FeatureBaseline(NamedTuple):
 
 
 def gain_of(seen: FeatureBaseline, alone: FeatureBaseline) -> tuple[float, float]:
-    """By how much less `seen` is off than `alone` on the same held-out records, and the standard error of that."""
+    """The mean error of `alone` minus that of `seen` on the same held-out records, and its standard error."""
     gained = alone.errors - seen.errors
     return float(gained.mean()), float(gained.std(ddof=1) / len(gained) ** 0.5)
 
 
 def is_gain(gain: float, error: float) -> bool:
-    """Whether a gain is above twice its standard error, so that it is hardly one of chance."""
+    """Whether a gain is above twice its standard error, and therefore unlikely to be chance."""
     return gain > 2 * error
 
 
@@ -149,15 +150,15 @@ def fit_feature_baseline(
 ) -> FeatureBaseline:
     """The X_adv-only baseline for features: the mean, ridge regressions and extremely randomised trees, as above.
 
-    The candidate of the lowest cross-validated error wins. Where a record has several rows, such as its visits of a
-    run, they must be of one group: a record with one row among those that are learned and another among those that are
-    held out is remembered and not predicted. Trees then win with an error near zero, however little the rows tell.
+    The candidate with the lowest cross-validated error wins. If a record has several rows, such as its visits in a run,
+    they must belong to one group. Otherwise one row of a record may be learned and another one held out, and the record
+    is remembered instead of predicted. Trees then win with an error near zero, however little the rows reveal.
 
     Args:
         x: (n, d) what the attacker has of its shadow records, n >= 3.
         target: (n, d_victim) the victims' features of these records.
-        again: (n, d) what the attacker has of these records another time, by which candidates are judged in the folds
-            where a record is held out; None judges by `x`.
+        again: (n, d) a second observation of the same records, by which candidates are judged in the folds where a
+            record is held out; None judges by `x`.
         more: further rows (m, d) with their targets (m, d_victim), such as other visits of the same records: the best
             candidate is fitted on them as well, and none is judged by them.
         groups: (n,) whole numbers, which record every row of `x` is of, >= 3 different ones; the rows of a record are

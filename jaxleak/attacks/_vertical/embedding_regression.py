@@ -1,4 +1,4 @@
-"""A regression of the parties' features on what reached the label holder's top model."""
+"""A regression of the parties' features on what the label holder's top model receives."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,11 +20,11 @@ _STEP = 1e-3
 
 
 class EmbeddingRegression(NamedTuple):
-    """A regression on what the label holder receives, beside one on its labels and own features alone."""
+    """Two regressions: one on all that the label holder receives, and one on its labels and own features alone."""
 
     seen: FeatureBaseline  # reads labels, own features, and what was received
     alone: FeatureBaseline  # reads labels and own features
-    gain: float  # by how much less `seen` is off than `alone`, held out, on the shadow records
+    gain: float  # error of `alone` minus that of `seen`, on the held-out shadow records
     gain_error: float  # standard error of `gain` over these records
     num_classes: int
     mean: np.ndarray  # (d_victims,) of the shadow records' features
@@ -32,10 +32,10 @@ class EmbeddingRegression(NamedTuple):
 
     @property
     def gains(self) -> bool:
-        """Whether what is received tells features beyond labels and own features: a gain above twice its error.
+        """Whether what is received reveals features beyond labels and own features: a gain above twice its error.
 
-        It is measured on the attacker's own records, and no truth is needed. It does not see that a real run takes
-        another path than shadow runs, has another defense, or is longer: there the answer may be worse than `alone`.
+        It is measured on the attacker's own records, and no truth is needed. It does not notice if a real run takes
+        another path than shadow runs, has another defense, or is longer. The answer may then be worse than `alone`.
         """
         return is_gain(self.gain, self.gain_error)
 
@@ -47,8 +47,8 @@ class EmbeddingRegression(NamedTuple):
             num_samples: N, the number of samples of the real run, > the largest sample id.
 
         Returns:
-            (N, d_victims), by what was received if that `gains`, and else by `alone`. Samples that no step visited have
-            the shadow records' means.
+            (N, d_victims), predicted from what was received if that `gains`, and by `alone` otherwise. Samples that no
+            step visited get the shadow records' means.
 
         Raises:
             ValueError: if the threat withholds what was received, the labels or the sample ids, or N is too small.
@@ -80,16 +80,17 @@ def fit_embedding_regression(
     again: Observation | None = None,
     seed: int = 0,
 ) -> EmbeddingRegression:
-    """Learn from a shadow run what the label holder's top model receives of the parties' features (ours).
+    """Learn from a shadow run to predict the parties' features from what the label holder receives (ours).
 
     The label holder owns complete records, trains bottoms and a top on them, and regresses the parties' features on
-    what arrives: their embeddings, or, where a cipher hides those, what `solved_embeddings` finds, and where that is
-    not all, what its first layer gives. It also has its own features and the labels, from which alone a second
-    regression answers. Both are the best of the mean, ridge regressions and trees, by cross-validation on first visits,
-    fitted on all visits.
+    what arrives. This is the parties' embeddings. If a cipher hides them, it is the embeddings that `solved_embeddings`
+    finds, and if those are not fully determined, also the output of its first layer. A second regression uses only the
+    labels and the label holder's own features. Both are the best of the mean, ridge regressions and trees, by
+    cross-validation on first visits, fitted on all visits.
 
-    One shadow run is one path of the parameters, and the real run takes another. A second shadow run in another order
-    (`again`) shows what was learned by heart of the first one: held-out records are judged by what arrives there.
+    A shadow run follows one path of the parameters, and the real run follows another. A second shadow run in another
+    order (`again`) reveals what was merely memorised from the first one: held-out records are judged by what arrives in
+    the second.
 
     Shadow runs must start from the parameters of the real run, be as long as what is read of it, and have its defense,
     if there is one. In a real run the label holder has neither the parties' initial parameters nor their bottoms,
@@ -138,11 +139,12 @@ def fit_embedding_regression(
 
 
 def solved_embeddings(observations: Observation) -> list[np.ndarray]:
-    """What the label holder finds of every party's embeddings though a cipher hides them (ours).
+    """Solve for every party's embeddings although a cipher hides them from the label holder (ours).
 
-    Its first layer z = sum over parties of alpha_p W_p + bias is trained by the gradients dL/dW_p = alpha_p^T delta,
-    which it gets in the clear, and delta = dL/dz is its own. Where delta (B, d) has full rank, for which B <= d is
-    needed, alpha_p = (dL/dW_p pinv(delta))^T is exact but for rounding; otherwise this is the shortest solution.
+    The label holder's first layer z = sum over parties of alpha_p W_p + bias is trained by the gradients dL/dW_p =
+    alpha_p^T delta. The label holder gets these gradients in the clear, and computes delta = dL/dz itself. If delta (B,
+    d) has full rank, which requires B <= d, alpha_p = (dL/dW_p pinv(delta))^T is exact up to rounding. Otherwise it is
+    the solution of smallest norm.
 
     Args:
         observations: what the label holder saw by `threats.label_holder_view`, (T, B, ...), of a layer

@@ -12,21 +12,21 @@ from jaxleak.attacks._vertical.vflrecon import NUMBERS, flat_observations
 
 
 class GradientRegression(NamedTuple):
-    """A regression on cut gradients beside one on the attacker's own features alone."""
+    """Two regressions: one on cut gradients and own features, and one on the attacker's own features alone."""
 
     seen: FeatureBaseline  # reads own features, and the directions and lengths of cut gradients
     own: FeatureBaseline  # reads own features alone
-    gain: float  # by how much less `seen` is off than a regression on own features, held out, on the same records
+    gain: float  # error of a regression on own features minus that of `seen`, on the same held-out records
     gain_error: float  # standard error of `gain` over these records
 
     @property
     def gains(self) -> bool:
-        """Whether gradients tell features of the shadow run: whether the gain is above twice its standard error.
+        """Whether gradients reveal features in the shadow run: the gain is above twice its standard error.
 
         It is measured on the attacker's own records, and no truth is needed. Within one shadow run it is often wrong;
-        `again` of `fit_gradient_regression` judges better. Neither sees that a real run's gradients differ from those
-        of shadow runs, since it starts from other parameters or has a defense which they lack. There the answer may be
-        worse than that of own features alone.
+        `again` of `fit_gradient_regression` judges better. Neither notices if the gradients of a real run differ from
+        those of shadow runs, because it starts from other parameters or has a defense that they lack. The answer may
+        then be worse than that of own features alone.
         """
         return is_gain(self.gain, self.gain_error)
 
@@ -64,16 +64,16 @@ def fit_gradient_regression(
     again: Observation | None = None,
     seed: int = 0,
 ) -> GradientRegression:
-    """Learn from a shadow run what cut gradients tell of the other parties' features (ours).
+    """Learn from a shadow run to predict the other parties' features from cut gradients (ours).
 
-    It takes the place of VFLRecon's network, and often finds more. The regression reads the party's own features, and
-    the direction and the logarithm of the length of the cut gradient. Its strength is chosen by cross-validation on the
+    The regression replaces VFLRecon's network, and often finds more. It reads the party's own features, and the
+    direction and the logarithm of the length of the cut gradient. Its strength is chosen by cross-validation on the
     first visits in the shadow run's first epoch, so that whole records are held out. A regression on own features alone
     is fitted to the same records in the same folds, for `GradientRegression.gains`.
 
-    One shadow run is one path of the parameters, and the real run takes another. What is learned by heart of that path
-    looks like a gain. A second shadow run in another order shows it: give it as `again`, and held-out records are
-    judged by their gradients there.
+    A shadow run follows one path of the parameters, and the real run follows another. If the regression memorises the
+    shadow run's path, this looks like a gain. A second shadow run in another order reveals such memorising: if it is
+    given as `again`, held-out records are judged by their gradients in that run.
 
     Shadow runs must start from the parameters of the real run (`shadow_params`, "shared"), be watched from its first
     step on or over the same epochs, and have its defense, if there is one (`adaptive.informed_party`). Otherwise the

@@ -11,7 +11,7 @@ from jaxleak._precision import settle_products
 from jaxleak.attacks._vertical.record_fields import same_features
 
 _log = logging.getLogger("jaxleak")
-#: A larger share of gradients that are exactly zero is no accident.
+#: A larger share of gradients that are exactly zero is logged as a warning.
 _FEW_ZEROS = 0.05
 
 
@@ -23,7 +23,7 @@ def recorded(
     outputs: ArrayLike | None = None,
     outputs_after: ArrayLike | None = None,
 ) -> Observation:
-    """What one party saw of T steps of a split training loop, in any framework, as the attacks here read it.
+    """Convert what one party saw in T steps of a split training loop, in any framework, for the attacks here.
 
     Args:
         index: (T, B) integers in [0, num_samples), which samples took part in each step: their numbers among the
@@ -33,9 +33,9 @@ def recorded(
         own: (T, B, d) the party's own features of these samples, the same in every step: before an augmentation that
             draws anew.
         cut_gradients: (T, B, e) the gradient that came back for the outputs of the party's bottom model. A constant
-            factor, such as B for a sum in place of a mean, changes no attack that needs no shadow run. The regression
-            reads logarithms of lengths and `train_vflrecon` the gradients themselves, so that for these two the shadow
-            run must have the same factor.
+            factor, such as B for a sum in place of a mean, does not affect attacks without a shadow run. The regression
+            reads logarithms of lengths, and `train_vflrecon` reads the gradients themselves, so for these two the
+            shadow run must have the same factor.
         outputs: (T, B, e) these outputs; None, with `outputs_after`, where no attack is to read them.
         outputs_after: (T, B, e) the outputs for the same samples after the step.
 

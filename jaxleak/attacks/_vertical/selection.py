@@ -43,10 +43,11 @@ def select_fields(
 ) -> FieldSelection:
     """Choose the fields of a record by validation on the attacker's own shadow runs; no victim's data take part.
 
-    Every candidate's R learns from all runs but the last and from all records but a random share. It is judged on the
-    steps of the last run, and there on the records of that share only, so that neither their targets nor that run's
-    path of the parameters are known to it, as in the real run. With a single run R learns from that run, and only
-    records are held out. Held-out records did train the shadow model, as the real run's do theirs.
+    The network R of every candidate learns from all runs but the last, and from all records but a random share. It is
+    judged on the steps of the last run, and only on the records of that share. As in the real run, R then knows neither
+    the targets of these records nor that run's path of the parameters. With a single run, R learns from that run, and
+    only records are held out. Held-out records still trained the shadow model, just as the real run's records train the
+    real model.
 
     Args:
         key: random key of the share and of the networks; every candidate's R gets the same key.

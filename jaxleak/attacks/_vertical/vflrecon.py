@@ -29,7 +29,7 @@ SHADOW_INITS: tuple[ShadowInit, ...] = ("shared", "own_bottom", "independent")
 # One object, so that every network trained with it shares one compilation.
 _ADAM = optax.adam(1e-3)
 
-#: What a sample's number is, for errors about one that is out of range.
+#: Explanation of sample numbers, for errors about a number that is out of range.
 NUMBERS = (
     "samples are numbered from 0 on among those of the run, in the order in which the truth is kept; renumber rows of "
     "a whole table by np.searchsorted(victim, index), where victim has the rows of the run in ascending order"
@@ -48,7 +48,7 @@ def shadow_params(
     initial: PyTree | None = None,
     own_bottom: PyTree | None = None,
 ) -> PyTree:
-    """Where the shadow run starts; the paper does not say, and the attack stands or falls with it.
+    """Initial parameters of the shadow run. The paper does not state them, and the attack depends on them.
 
     Args:
         model: the model of both runs.
@@ -100,7 +100,7 @@ def train_vflrecon(
     Args:
         key: random key of R's start and of the order of its batches.
         shadow: what the party saw of its own shadow run, leaves with a leading axis of steps (`audit.watch`), or of
-            several (`join_runs`): a single run of few records is one path of the parameters, which R learns by heart.
+            several runs (`join_runs`). A single run of few records is one path of the parameters, which R memorises.
         private: the attacker's complete shadow records.
         model: the model of both runs.
         party: the attacker.
@@ -112,9 +112,9 @@ def train_vflrecon(
         optimizer: the optimizer of R; None is Adam with rate 1e-3.
         held_out: (N,) bool, private samples whose targets R must not learn, for validation (`select_fields`); None
             holds back none.
-        scales: "item" standardises every item of a record as a whole, "entry" every entry by itself. The paper prints
-            neither. Parameters hardly move in a run, and nearly as one: with a scale for each entry they drown the
-            other items, and R hardly learns. Its loss on the shadow run shows that to the attacker.
+        scales: "item" standardises every item of a record as a whole, "entry" every entry separately. The paper prints
+            neither. Parameters hardly change during a run, and nearly in parallel: with a scale for each entry they
+            dominate the other items, and R hardly learns. The loss of R on the shadow run shows this to the attacker.
 
     Returns:
         R. Features are answered in the unit of the shadow records, each column within the smallest interval that

@@ -1,8 +1,8 @@
 """An initialisation-free label attack on split vertical learning: no shadow model, no shadow run.
 
-VFLRecon learns what a gradient of the shadow run means, which transfers to the real run only if both start from the
-same parameters. Directions of cut gradients group samples by class from any start; only naming the groups needs shadow
-records, and a baseline that is hardly better than chance suffices, because a whole group votes.
+VFLRecon learns the meaning of gradients from the shadow run, which transfers to the real run only if both start from
+the same parameters. The directions of cut gradients group samples by class from any start. Only naming the groups needs
+shadow records. A baseline that is hardly better than chance is enough for that, because a whole group votes.
 """
 
 import itertools
@@ -51,19 +51,19 @@ def free_labels(
     restarts: int = 5,
     seed: int = 0,
 ) -> FreeLabels:
-    """Labels from cut gradients in the order in which they came.
+    """Infer labels from cut gradients, which are given in the order of their arrival.
 
-    Directions drift while the top model learns, so they are clustered in windows (`label_directions`), each started
-    also from the classes of the one before. A sample that was seen more often adds up its posteriors without counting
-    the prior again.
+    Directions drift while the top model learns, so they are clustered in windows (`label_directions`). The clustering
+    of each window also starts from the classes of the previous one. For a sample that was seen several times, the
+    posteriors are added up, but the prior is counted only once.
 
     `FreeLabels.confidence` is the posterior of the label under the mixture of clusters, as if every cluster had its
-    right name and directions were as the mixture supposes. It is no estimate of how many labels are right: it is near
-    one where two classes have exchanged their names, which few labelled records can cause, and where gradients of
-    many entries are nothing but noise. Only a comparison with known labels tells that.
+    right name and directions were as the mixture supposes. It does not estimate how many labels are right. It is also
+    near one if two classes have exchanged their names, which can happen with few labelled records, or if gradients of
+    many entries are pure noise. Only a comparison with known labels reveals this.
 
-    Under a defense that turns directions anew in every step, one window over many steps finds no clusters. An attacker
-    should try several windows, down to the batch size, as one that holds the rows of one step.
+    If a defense changes directions randomly in every step, a window over many steps contains no clusters. An attacker
+    should then try several window sizes, down to the batch size, which is a window of one step.
 
     Args:
         gradients: (n, e) gradients at the attacker's bottom output, one row per sample and sighting, finite.
@@ -233,11 +233,11 @@ def _check_clustering(classes: int, window: int | None, restarts: int, seed: int
 
 
 def aligned_signals(gradients: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """What cut gradients say beyond their label, in coordinates that do not depend on the initialisation.
+    """The information in cut gradients beyond the label, in coordinates that are independent of the initialisation.
 
-    A direction is expressed by its inner products with the mean directions of the classes, a length by its rank among
-    all rows of its class; both are then standardised within the run. Two runs from different parameters agree in these
-    coordinates as far as their networks learned the same.
+    A direction is expressed by its inner products with the mean directions of the classes, standardised within each
+    class of the run. A length is expressed by its rank among all rows of its class. Two runs from different parameters
+    agree in these coordinates as far as their networks learned the same.
 
     Args:
         gradients: (n, e) of one run.

@@ -1,15 +1,15 @@
-"""What an attacker who knows a defense and its strength does with an update, with rounds or with a vertical run.
+"""Attackers who know a defense and its strength, against one update, many rounds or a vertical run.
 
-For an attack on one client's update, call `informed`. It takes the defense and what the client computes before it. It
-gives the share that the attacker simulates, and the settings with which it attacks. `informed_rounds` is for the
-aggregated gradients of many rounds. `informed_party` is for vertical training: it takes the defenses of the real run
-and gives the protocol of the attacker's shadow run.
+For an attack on one client's update, call `informed`. It takes the defense and the share that the client computes
+before it. It returns the share that the attacker simulates, and the settings of the attack. `informed_rounds` is for
+the aggregated gradients of many rounds. `informed_party` is for vertical training: it takes the defenses of the real
+run and returns the protocol of the attacker's shadow run.
 
     defense = defenses.quantize(4)
     known = adaptive.informed(defense, model, share, presets.fedleak(800), batch_size=2)
     attack = attacks.inversion(model, known.share, known.settings, batch_size=2)
 
-What is done to an update follows from the mechanism that the defense declares (`jaxleak.defenses.mechanisms`):
+The mechanism that the defense declares (`jaxleak.defenses.mechanisms`) determines what the attacker does:
 
 | mechanism                       | what the attacker does                                                          |
 |---------------------------------|---------------------------------------------------------------------------------|
@@ -25,10 +25,11 @@ What is done to an update follows from the mechanism that the defense declares (
 | `zeroes`                        | compares the entries that did not arrive as zero                                |
 | `zeroes_head`                   | optimises the labels too, since label rules read what was left out              |
 
-Labels are read by the rule that suits what the mechanism leaves of the last layer's gradient, if they are read by one.
+If the settings infer labels by a rule, the attacker takes the rule that suits what the mechanism leaves of the last
+layer's gradient.
 
-Noise that is ordered like the gradient (`RankedNoise`) stands before the aggregated gradients of many rounds. There the
-door is `informed_rounds`: from the defense, the split model and the plan to the attack on the rounds.
+Noise that is ordered like the gradient (`RankedNoise`) defends the aggregated gradients of many rounds. Against it,
+call `informed_rounds`, which takes the defense, the split model and the plan, and returns the attack on the rounds.
 
     known = adaptive.informed_rounds(defenses.fake_gradients(), model, plan, params=params)
     audit.run(known.attack, protocol, threats.FIRST_LAYER_ONLY, private, key=key, rounds=known.plan.rounds)
@@ -39,13 +40,13 @@ door is `informed_rounds`: from the defense, the split model and the plan to the
 | small entries kept, one unit for all      | alternates between predictions and the order (`attacks.cafe_ordinal`) |
 | none kept, unit of gradient or tensor     | the same, with the size of its own samples' gradients for the former  |
 
-A likelihood is in nats, so priors that were weighed for another distance do not hold beside it. The variation prior of
-photographs takes their place, unless `prior` or `weights` say otherwise; where a generator's latents have a prior, this
-one, in nats, is all.
+A likelihood is in nats, so the weights that priors had beside another distance no longer fit. The variation prior of
+photographs replaces them, unless `prior` or `weights` say otherwise. If a generator's latents have a prior, that prior,
+in nats, is the only one.
 
-Gaussian noise without bias has the candidate's own gradient as its mean, so that expectation over transformations
-changes nothing for it; there the likelihood of the noise is what knowledge buys. Whatever an attacker draws comes from
-keys of its own, never from those of a client.
+Unbiased Gaussian noise leaves the candidate's own gradient as the mean. Averaging over the attacker's own draws would
+therefore change nothing, and knowing the noise helps only through its likelihood. Everything random that an attacker
+draws comes from its own keys, never from a client's.
 """
 
 from collections.abc import Mapping
@@ -80,8 +81,8 @@ from jaxleak.models import Classifier
 class Informed(NamedTuple):
     """What an attacker who knows the defense runs: `attacks.inversion(model, share, settings, batch_size=B)`."""
 
-    share: Share  # what it takes for the client's share behind the defense
-    settings: Settings  # how it compares
+    share: Share  # the attacker's simulation of the client's share behind the defense
+    settings: Settings  # how the attack compares gradients
 
 
 def informed(
@@ -96,36 +97,36 @@ def informed(
     weights: Mapping[str, float] | None = None,
     prior: PriorName | None = None,
 ) -> Informed:
-    """What an attacker who knows that the client has this defense, with this strength, runs.
+    """The attack of someone who knows the client's defense and its strength.
 
-    It is given nothing but that and the observation.
+    Beyond that the attacker has only the observation.
 
     Args:
-        defense: as the client has it. Its mechanism is believed; `defenses.check_mechanism` compares one of your own
-            with what the defense does.
+        defense: the client's defense. The mechanism that it declares is believed without a check; use
+            `defenses.check_mechanism` to compare the mechanism of your own defense with what the defense does.
         model: the model under attack.
         share: what the client computes before its defense.
-        settings: settings of the attack that does not know.
-        batch_size: B >= 1, the number of all images behind one payload, as `inversion` counts them.
+        settings: settings of the attack without knowledge of the defense.
+        batch_size: B >= 1, the number of all images behind one payload, counted as by `inversion`.
         round: number >= 0 of the payload's round, for noise that decays.
-        variables: variables of the model under attack, where `reads_weights` and they are not as drawn; None draws
-            some.
-        weights: weights >= 0 of priors by name, as of `Settings.weighing`, that hold beside a likelihood too, in nats;
-            None leaves them to `prior`.
-        prior: what stands beside a likelihood. "natural" is a quarter of the variation prior of photographs
-            (`client_updates.natural_tv`). It shows more of photographs behind much noise (docs/defenses.md); images of
-            more contrast, such as digits, may become flat there. "weak" is the variation of `presets.bayes`, next to
-            none. No one strength suits all images, so report the attacker who sees more. None is "natural" for images
-            and "weak" for tables, which are images of one row.
+        variables: variables of the model under attack. Only defenses with `reads_weights` need them; None draws random
+            ones, as of an untrained model.
+        weights: weights >= 0 of priors by name, as for `Settings.weighing`, which also apply beside a likelihood, in
+            nats; None leaves the choice to `prior`.
+        prior: the image prior beside a likelihood. "natural" is a quarter of the variation prior of photographs
+            (`client_updates.natural_tv`). It reveals more of photographs behind strong noise (docs/defenses.md), but
+            may flatten images of higher contrast, such as digits. "weak" is the variation of `presets.bayes`, which is
+            almost no prior. No single strength suits all images, so report the attacker that reconstructs more. None is
+            "natural" for images and "weak" for tables, which are images of one row.
 
     Returns:
         An `Informed`.
 
     Raises:
-        ValueError: on sizes out of range, a defense that declares no mechanism, orders noise like the gradient (see
-            `informed_rounds`), is replayed and acts elsewhere than on the upload, or acts inside a step of a client
-            that takes several, or settings that do not compare gradients where the attacker would compare them
-            otherwise.
+        ValueError: on sizes out of range, or settings that do not compare gradients although the attacker has to change
+            that comparison. Also on a defense that declares no mechanism, orders noise like the gradient (see
+            `informed_rounds`), is `Replayed` but does not act on the upload, or acts inside a step of a client with
+            several steps.
     """
     _validate.count(batch_size=batch_size)
     _validate.non_negative(round=round)
@@ -150,38 +151,38 @@ def informed(
 
 
 def _label_rule(mechanism: Mechanism) -> str | None:
-    """The label rule that suits what is left of the head's gradient; None where the defense does not harm it.
+    """The label rule that suits what the defense leaves of the head's gradient; None keeps the rule of the settings.
 
-    The rules were chosen on 40 batches of digits, none of which is among those of the documentation's tables.
+    The rules were chosen on 40 batches of digits. None of these batches appears in the documentation's tables.
     """
     if mechanism.zeroes_head:
         return "joint"
-    # Adam leaves little more than signs of the head's bias, whose entries are large, and noise in proportion has the
-    # size of each. The many small entries of its kernel average such noise.
+    # Adam leaves little more than the signs of the head's bias, whose entries are large. Proportional noise is as large
+    # as each entry. The kernel has many small entries, over which such noise averages out.
     if isinstance(mechanism.simulation, AdamStep) or isinstance(mechanism.noise, ProportionalNoise):
         return "corrected_counts"
-    # Pruned or rounded tensor by tensor: of the bias, few entries or steps are left.
+    # A defense that prunes or rounds tensor by tensor leaves few entries or few distinct values of the bias.
     by_tensor = isinstance(mechanism.simulation, Replayed) or isinstance(mechanism.noise, TensorNoise)
     return "averaged_counts" if by_tensor else None
 
 
 def reads_weights(defense: Defense) -> bool:
-    """Whether an attacker who knows this defense draws on the attacked model's weights, `informed`'s `variables`."""
+    """Whether an attacker who knows this defense uses the attacked model's weights (`variables` of `informed`)."""
     return defense.mechanism is not None and isinstance(defense.mechanism.noise, TensorNoise | PrivateNoise)
 
 
 def reads_prior(defense: Defense) -> bool:
-    """Whether an attacker who knows this defense compares by a likelihood, beside which `informed`'s `prior` stands."""
+    """Whether an attacker who knows this defense compares by a likelihood, so that `prior` of `informed` applies."""
     return defense.mechanism is not None and isinstance(
         defense.mechanism.noise, GaussianNoise | LaplaceNoise | TensorNoise
     )
 
 
 def _arrived(observed: PyTree, simulated: PyTree) -> PyTree:
-    """The estimated mask of a defense that zeroes entries: those that arrived non-zero, the same in every iteration.
+    """The mask of entries that arrived non-zero, which estimates what the defense kept; it never changes.
 
-    Label rules need no such care where small entries are left out: the head's are among the largest, and a hole in them
-    stands for a number near zero.
+    Label rules need no mask if the defense leaves out small entries: the head's entries are among the largest, and a
+    missing one was close to zero.
     """
     mask = jax.tree.map(lambda leaf: (leaf != 0).astype(leaf.dtype), observed)
     return objectives.fixed_share(mask)(observed, simulated)

@@ -1,8 +1,8 @@
-"""What the first step of Adam leaves of a gradient: every entry, between two bounds that rounding sets.
+"""Recover a gradient from the first step of Adam: every entry, between two bounds that rounding sets.
 
-A first step maps a gradient g to `r = |g| / (|g| + epsilon)` times its sign. That is close to 1, and `1 - r` is
-`epsilon / (|g| + epsilon)`: the distance to 1 tells |g|, up to the rounding of the weights and of r. Gradients so large
-that their distance is less than the rounding have a lower bound alone.
+A first step maps a gradient g to `r = |g| / (|g| + epsilon)` times the sign of g. This r is close to 1, and `1 - r`
+equals `epsilon / (|g| + epsilon)`. The distance of r from 1 therefore determines |g|, up to the rounding of the weights
+and of r. If |g| is so large that this distance is below the rounding error, |g| only has a lower bound.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from jaxleak._base import Observation, PyTree
 from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import AdamStep
 
-#: Rounding of what lies between g and the new weight: at most sixteen operations and constants in float32, which round
-#: by 2^-24 each. PyTorch's step has twelve.
+#: Bound on the rounding error between g and the new weight: at most sixteen operations and constants in float32, each
+#: of which rounds by 2^-24. PyTorch's step has twelve.
 _OPERATIONS = 16 * 2.0**-24
 #: How far below 1 the factor of a step may be. PyTorch corrects the bias of the moments in float64, which leaves 1.
 #: Optax does it in float32, and 1 - 0.999 is rounded so that the factor is 1 - 6.7e-6.
@@ -23,28 +23,28 @@ _FACTOR = 7e-6
 
 
 class BeforeAdam(NamedTuple):
-    """The gradient before a first step of Adam, as the server can tell it from the weights and the upload.
+    """The gradient before a first step of Adam, as the server can infer it from the weights and the upload.
 
-    Everywhere `sent` is what arrived of one tensor, the change of its weights over the learning rate, and `weights` are
-    those before the step, of the same shape.
+    In all methods, `sent` is what arrived for one tensor: the change of its weights divided by the learning rate.
+    `weights` are the weights before the step and have the same shape.
     """
 
     step: AdamStep
 
     def read(self, observation: Observation) -> Observation:
-        """The observation with the likeliest gradient as its payload, of which entries may be far off."""
+        """The observation with the likeliest gradient as its payload; single entries may be far off."""
 
         def likeliest(sent: jax.Array, weights: jax.Array) -> jax.Array:
             own = self.of_gradient(sent, weights)
             size, error = jnp.abs(own), self.error(sent, weights)
-            # The largest gradients that can be told from larger ones stand for these.
+            # Gradients that are too large to be distinguished get the largest value that can be.
             gradient = self.step.epsilon * size / jnp.maximum(1 - size, error)
             return jnp.where(size > error, jnp.sign(own) * gradient, 0.0)
 
         return observation._replace(payload=jax.tree.map(likeliest, observation.payload, observation.params["params"]))
 
     def nearest(self, observation: Observation, simulated: PyTree) -> PyTree:
-        """The gradient nearest to a simulated one, among those that may have been there before the step."""
+        """The gradient nearest to a simulated one, among all gradients that agree with the upload."""
         factor = self._factor_error(observation)
 
         def clipped(sent: jax.Array, weights: jax.Array, own: jax.Array) -> jax.Array:
@@ -53,7 +53,7 @@ class BeforeAdam(NamedTuple):
         return jax.tree.map(clipped, observation.payload, observation.params["params"], simulated)
 
     def told(self, observation: Observation) -> PyTree:
-        """Which entries of the gradient are known up to a quarter; of the others little more than the sign may be."""
+        """Mask of the entries whose size is known up to 25 %; of the others, often only the sign is known."""
         factor = self._factor_error(observation)
 
         def of_tensor(sent: jax.Array, weights: jax.Array) -> jax.Array:
@@ -79,11 +79,11 @@ class BeforeAdam(NamedTuple):
         return lower, upper
 
     def of_gradient(self, sent: jax.Array, weights: jax.Array) -> jax.Array:
-        """What was sent without the weight decay: in [-1, 1] but for rounding, and due to the gradient alone."""
+        """What was sent, minus the weight decay: it depends on the gradient alone, and is in [-1, 1] up to rounding."""
         return sent - self.step.weight_decay * weights
 
     def error(self, sent: jax.Array, weights: jax.Array) -> jax.Array:
-        """How far rounding may have moved what was sent: half the last place of a weight, whenever one was rounded."""
+        """Bound on the rounding error of what was sent: half a unit in the last place for each rounding of a weight."""
         rate, decay = self.step.learning_rate, self.step.weight_decay
         largest = jnp.maximum(jnp.abs(weights), jnp.abs(weights - rate * sent))
         _, exponent = jnp.frexp(largest)
@@ -93,7 +93,7 @@ class BeforeAdam(NamedTuple):
         return of_weights + _OPERATIONS * (1.0 + decay * jnp.abs(weights))
 
     def _factor_error(self, observation: Observation) -> jax.Array:
-        """() by how much the step's factor may be below 1: by nothing if an entry shows that it is not."""
+        """() how far the step's factor may be below 1; 0 if some entry proves that the factor is 1."""
         largest = jnp.zeros(())
         pairs = zip(jax.tree.leaves(observation.payload), jax.tree.leaves(observation.params["params"]), strict=True)
         for sent, weights in pairs:

@@ -7,7 +7,7 @@ from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import RankedNoise, Replayed
 from jaxleak.models import Classifier
 
-#: What may stand beside a likelihood: a share of the variation prior of photographs, or next to none.
+#: Image priors beside a likelihood: a share of the variation prior of photographs, or almost none.
 PriorName: TypeAlias = Literal["natural", "weak"]
 
 

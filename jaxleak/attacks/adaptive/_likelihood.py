@@ -1,4 +1,4 @@
-"""How an attacker compares a candidate with what arrived through noise of a known kind, one function for each."""
+"""How an attacker compares a candidate with an upload behind noise of a known kind: one function for each kind."""
 
 import functools
 
@@ -22,17 +22,17 @@ from jaxleak.defenses.mechanisms import (
     TensorNoise,
 )
 
-#: Shadow clients, of random images, labels and weights, that a defense's noise is measured on.
+#: Number of shadow clients, with random images, labels and weights, on which a defense's noise is measured.
 SHADOWS = 4
-#: The least variance of an entry whose noise grows with it, as a share of the mean square of all entries.
+#: Smallest variance of an entry under proportional noise, as a share of the mean square of all entries.
 _FLOOR = 0.1
-#: The deviation that tensors without noise are given, as a share of the largest deviation.
+#: Standard deviation assumed for tensors without noise, as a share of the largest deviation.
 _CLEAN = 0.01
 
-#: Share of `natural_tv` beside a likelihood. The likeliest image is flatter than images are, and private ones may have
-#: more contrast than photographs have. That all of it is too much was seen on the victims of docs/defenses.md, whose
-#: answers became flat. The share was then chosen among 1, 1/2, 1/4, 1/8 and 1/16 on crops of photographs, faces, and
-#: digits of other seeds, which are drawn from the same data set.
+#: Share of `natural_tv` beside a likelihood. The likeliest image is flatter than real images, and private images may
+#: have more contrast than photographs. On the victims of docs/defenses.md the full prior was too strong: their answers
+#: became flat. The share was then chosen among 1, 1/2, 1/4, 1/8 and 1/16 on crops of photographs, faces, and digits of
+#: other seeds, which are drawn from the same data set.
 NATURAL_SHARE = 0.25
 
 
@@ -74,10 +74,10 @@ def _private(_: PrivateNoise, client: KnownClient, settings: Settings) -> Settin
 def proportional_likelihood(deviation: float) -> objectives.Distance:
     """Squared differences over the variance of noise that is `deviation` times as large as the observed entry.
 
-    A mean over entries, and no likelihood: noise that made an entry large also lowers its weight. The likelihood has
-    the candidate's own entries b, `(a - b)^2 / (2 v) + log(v) / 2` with `v = deviation^2 b^2` and a floor below b^2. It
-    was tried on crops of photographs and was no better. An attacker who does not know the noise may do better than
-    both.
+    The distance is a mean over entries and not a likelihood: if noise made an entry large, the entry's weight falls. A
+    true likelihood would use the candidate's own entries b: `(a - b)^2 / (2 v) + log(v) / 2` with `v = deviation^2 b^2`
+    and a floor below b^2. It was tried on crops of photographs and was no better. An attacker who does not know the
+    noise may do better than both.
     """
 
     def distance(observed: PyTree, simulated: PyTree) -> jax.Array:
@@ -111,10 +111,10 @@ def tensor_likelihood(noise: TensorNoise, client: KnownClient) -> objectives.Dis
 
 
 def shadow_weights(client: KnownClient) -> tuple[float, ...]:
-    """Per tensor signal / (signal + noise), in (0, 1], of the defense on clients that the attacker makes up.
+    """Signal / (signal + noise) of each tensor, in (0, 1], measured on clients that the attacker makes up.
 
-    Shadow clients have uniform images and random labels, and random weights where none are given: nothing of the victim
-    enters but the model that the server sent it.
+    Shadow clients have uniform images and random labels, and random weights if none are given. The measurement uses
+    nothing of the victim except the model that the server sent to it.
     """
     defense, model, share, images = client.defense, client.model, client.share, client.batch_size
 
@@ -138,11 +138,11 @@ def shadow_weights(client: KnownClient) -> tuple[float, ...]:
 
 
 def _knowing(client: KnownClient, settings: Settings, likelihood: objectives.Distance) -> Settings:
-    # A likelihood is in nats, so weights that were chosen for another distance do not hold beside it.
+    # A likelihood is in nats, so prior weights that were chosen for another distance no longer fit.
     compared = settings.comparing(distance=likelihood, selection=None)
     if settings.weight("latent"):
-        # A generator that was trained on public data is the prior. Its latents are drawn from a standard normal
-        # distribution, whose cost in nats the candidate's prior has per latent.
+        # The generator, trained on public data, is itself the prior. Its latents are standard normal, and the
+        # candidate's prior is their cost in nats per latent.
         shape = client.batch_size, *client.model.image_shape
         drawn, _ = jax.eval_shape(lambda key: settings.candidate.init(key, shape), own_key(Purpose.WEIGHTS))
         return compared.weighing(tv=0.0, activation=0.0, latent=float(sum(x.size for x in jax.tree.leaves(drawn))))

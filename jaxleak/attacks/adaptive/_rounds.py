@@ -1,4 +1,4 @@
-"""What an attacker who knows that fake gradients stand before every round's aggregated gradient does."""
+"""The attack of someone who knows that a defense sends fake gradients in place of the aggregated ones."""
 
 import math
 from typing import Literal, NamedTuple
@@ -18,25 +18,26 @@ from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import RankedNoise
 from jaxleak.objectives import cross_entropy
 
-#: How often an attacker who has only the order of entries alternates between predictions and orders in Step II, and how
-#: often it sees every sample in between.
+#: For an attacker who sees only the order of entries: how often Step II alternates between predictions and orders, and
+#: how often each of these sweeps sees every sample.
 SWEEPS, VISITS = 6, 8
 
 RoundsAttack = Literal["cafe_censored", "cafe_ordinal"]
 
 
 class InformedRounds(NamedTuple):
-    """What an attacker of aggregated gradients who knows the defense runs."""
+    """An attack on aggregated gradients by someone who knows the defense, and its plan."""
 
     attack: Attack  # watches the rounds and solves them
     plan: CafeExactPlan  # how many rounds that takes
 
 
 def rounds_attack(defense: Defense) -> RoundsAttack | None:
-    """The name of the attack that `informed_rounds` makes against a defense, or None where it knows of none.
+    """The name of the attack that `informed_rounds` makes against a defense; None if it has none.
 
-    Where the noise has a unit of 1 or of each tensor, enough entries of every tensor arrive true. Where one unit of the
-    gradient's size is for all tensors, some (biases, as a rule) may be cut off nearly everywhere; their order is left.
+    If the unit of the noise is 1 or each tensor's own size, enough entries of every tensor arrive true. If the size of
+    the whole gradient is the unit for all tensors, some tensors (usually biases) may be cut off almost everywhere, and
+    only the order of their entries is left.
 
     Args:
         defense: as the clients have it.
@@ -46,7 +47,7 @@ def rounds_attack(defense: Defense) -> RoundsAttack | None:
         return None
     if noise.kept == "small":
         return "cafe_ordinal" if noise.unit == "gradient" else "cafe_censored"
-    # Where all is noise of a size that says nothing, the uploads do not tell how large any gradient is.
+    # If no entry is kept and the noise has an absolute size, the uploads do not reveal how large any gradient is.
     return None if noise.unit == "absolute" else "cafe_ordinal"
 
 
@@ -61,15 +62,16 @@ def informed_rounds(
     invert: bool = True,
     seed: int = 0,
 ) -> InformedRounds:
-    """What an attacker of aggregated gradients who knows the defense before them, with its strength, runs.
+    """The attack on aggregated gradients of someone who knows the defense and its strength.
 
-    It is given nothing but that, the frozen model and the rounds.
+    Beyond that the attacker has only the frozen model and the rounds.
 
     Args:
         defense: as the clients have it, from `jaxleak.defenses`.
         model: the attacked model, with its extractor.
-        plan: from `attacks.plan_cafe_exact`, for one worker. Where only the order of entries is left, the answer's plan
-            has twice its Step I and `VISITS` times each sample in each of `SWEEPS` sweeps of Step II.
+        plan: from `attacks.plan_cafe_exact`, for one worker. If only the order of entries is left, the returned plan is
+            longer: Step I has twice as many rounds, and each of the `SWEEPS` sweeps of Step II visits every sample
+            `VISITS` times.
         params: the model's frozen parameters.
         loss: the clients' loss.
         inversion: options of Step III.
@@ -121,7 +123,8 @@ def _ranked_noise(defense: Defense) -> RankedNoise | None:
 def own_gradient(model: models.SplitModel, params: PyTree, batch_size: int, *, loss: Loss = cross_entropy) -> PyTree:
     """The frozen model's gradient on a batch that the attacker makes up: random shapes and noise, random labels.
 
-    Nobody's data take part. Colour, grey and tabular slices are drawn alike, every party's by itself.
+    The batch contains nobody's data. Colour, grey and tabular slices are drawn in the same way, and each party's slices
+    are drawn separately.
 
     Args:
         model: under attack.

@@ -1,4 +1,4 @@
-"""What an attacker does to a candidate's payload that the client did to its own, one function for each mechanism."""
+"""How an attacker applies the client's defense to a candidate's payload: one function for each mechanism."""
 
 import functools
 
@@ -11,25 +11,26 @@ from jaxleak.attacks.adaptive._client import KnownClient
 from jaxleak.defenses._representation import OfClient
 from jaxleak.defenses.mechanisms import AdamStep, Clipped, Recomputed, Replayed, Simulation
 
-#: Draws of the attacker's own that stand for a random transform.
+#: Number of own draws over which the attacker averages a random transform.
 DRAWS = 4
 
 
 @functools.singledispatch
 def simulated(simulation: Simulation | None, client: KnownClient) -> Share:
-    """What the attacker takes for the share of a client with this mechanism; without one it is the share itself."""
+    """The attacker's simulation of a client with this mechanism; without a mechanism it is the share itself."""
     assert simulation is None, simulation
     return client.share
 
 
 @simulated.register
 def _replayed(simulation: Replayed, client: KnownClient) -> Share:
-    """The share behind the defense, as the mean of draws if it is random; the derivative is that of the share alone."""
+    """The defended share, averaged over draws if the defense is random; the derivative ignores the defense."""
     share, defense = client.share, client.defense
 
     def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         payload = share(params, batch, sharpness=sharpness)
-        # The same draws in every iteration: an objective that jitters would keep a random iterate as its best.
+        # Every iteration uses the same draws. With fresh draws the objective would fluctuate, and the best iterate
+        # would be a random one.
         keys = jax.random.split(own_key(Purpose.TRANSFORMS), DRAWS if simulation.random else 1)
         sent = jax.lax.stop_gradient(payload)
         drawn = jax.vmap(lambda key: defense.apply(key, sent, round=client.round))(keys)
@@ -46,14 +47,14 @@ def _before_adam(_: AdamStep, client: KnownClient) -> Share:
 
 @simulated.register
 def _recomputed(_: Recomputed, client: KnownClient) -> Share:
-    """The mean of what the defense computes under draws of the attacker's own, the same ones in every iteration."""
+    """The mean of what the defense computes under the attacker's own draws, which all iterations share."""
     share, defense = client.share, client.defense
     keys = jax.random.split(own_key(Purpose.MASKS), DRAWS)
 
     def compute(params: PyTree, batch: Batch, *, sharpness: jax.Array | float | None = None) -> PyTree:
         x, mode, loss = batch.x[:, 0], share.batch_norm, loss_of(share)
         known = OfClient(model=client.model, variables=params, x=x, y=batch.y, mode=mode, loss=loss)
-        # What the client would have shared otherwise is not used: the weights only stand for its shapes.
+        # The defense ignores the undefended payload here; the weights are passed only because they have its shapes.
         sent = functools.partial(defense.apply, **known, round=client.round, sharpness=sharpness)
         drawn = jax.vmap(lambda key: sent(key, params["params"]))(keys)
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
