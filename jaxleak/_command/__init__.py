@@ -1,1 +1,1 @@
-"""What the subcommands of `jaxleak` do, one module or package each."""
+"""The subcommands of `jaxleak`, each in a module or package of its own."""

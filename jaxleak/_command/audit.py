@@ -1,4 +1,4 @@
-"""`jaxleak audit`: an update file in, a verdict and a report out."""
+"""`jaxleak audit`: reads an update file, and gives a verdict and a report."""
 
 import argparse
 import dataclasses
@@ -24,10 +24,10 @@ from jaxleak.study import Progress, read_weights, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 from jaxleak.study.updates import kind_of_defense
 
-#: Exit status of an update that leaks where a script asked for one of its own.
+#: Exit status for an update that leaks if `--fail-on-leak` is given.
 LEAK_STATUS = 5
 
-#: Most images of which the SSIM of each is printed; results.json has all.
+#: Largest number of images for which the SSIM of each image is printed; results.json has all.
 _SHOWN_SINGLY = 16
 
 _PACKAGES = ("jaxleak", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -40,7 +40,7 @@ def audit(options: argparse.Namespace) -> int:
     _validate.seeds(seed=options.seed)
     if options.out.exists() and not options.out.is_dir():
         raise FileExistsError(f"--out {options.out} is a file; it must name a folder, which may be there already")
-    for name in ("weights", "update", "truth"):  # before anything is built from one of them
+    for name in ("weights", "update", "truth"):  # checked before anything is built from one of them
         path = getattr(options, name)
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"--{name} {path} does not exist or is not a file")
@@ -73,7 +73,7 @@ def audit(options: argparse.Namespace) -> int:
     if verdict.best is not None:
         write_npz(found, {"x": verdict.best.x, "y": verdict.best.y})
     else:
-        found.unlink(missing_ok=True)  # an audit before this one may have left it
+        found.unlink(missing_ok=True)  # an earlier audit may have left this file
     provenance = {
         "weights": _named_file(options.weights),
         "update": f"{options.update} (SHA-256 {sent.sha256})",
@@ -106,7 +106,7 @@ def audit(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace, known: capture.Facts) -> dict[str, Any]:
-    """What was asked and stated, by the names of the options; of the weights' file its digest."""
+    """Return the options and the stated facts by the names of the options, with the digest of the file of weights."""
     names = ("model", "image", "classes", "option", "mean", "std", "minutes", "seed")
     return {
         **{name: getattr(options, name) for name in names},
@@ -117,13 +117,13 @@ def _asked(options: argparse.Namespace, known: capture.Facts) -> dict[str, Any]:
 
 
 def own_defense_of(options: argparse.Namespace) -> Defense | None:
-    """The defense that FILE.py:NAME in `--defense` makes of `--strength`; None where the option names no file.
+    """Make the defense of `--defense FILE.py:NAME` from `--strength`; None if the option names no file.
 
-    Code is only run where the command itself names it, never where an update's file does.
+    Code is only run if the command line names it, never because an update's file names it.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if there is no strength, or the file makes no defense of it.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if there is no strength, or if the file makes no defense from it.
     """
     if options.defense is None or not is_own(options.defense):
         return None
@@ -136,7 +136,7 @@ def own_defense_of(options: argparse.Namespace) -> Defense | None:
 
 
 def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Images and, where the file has them, labels; `ValueError` if it is no npz file, or has no array x."""
+    """Read images and, if the file has them, labels; `ValueError` if it is no npz file or has no array x."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return arrays["x"], arrays.get("y")
@@ -145,7 +145,7 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _scored(metrics: dict[str, Any]) -> str:
-    """The scores against the truth in words; images that are too small have no SSIM."""
+    """Say the scores against the truth in words; images that are too small have no SSIM."""
     ssim = ", SSIM {ssim:.2f}" if "ssim" in metrics else ""
     each = metrics.get("ssim_each", [])
     single = f" ({', '.join(f'{value:.2f}' for value in each)})" if 1 < len(each) <= _SHOWN_SINGLY else ""
@@ -153,7 +153,7 @@ def _scored(metrics: dict[str, Any]) -> str:
 
 
 def _without_images(answer: Any) -> dict[str, Any]:
-    """What results.json says of an answer; an agreement that does not count is not in it."""
+    """Return the entries of an answer for results.json; an agreement that does not count is left out."""
     kept = {name: value for name, value in answer._asdict().items() if name != "x"}
     return kept | {"agreement": answer.counted_agreement}
 

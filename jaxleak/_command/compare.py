@@ -1,4 +1,4 @@
-"""`jaxleak compare`: the verdicts of several audits side by side, and what else differs between these audits."""
+"""`jaxleak compare`: shows the verdicts of several audits side by side, and what else differs between the audits."""
 
 import argparse
 import csv
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from jaxleak.study.files import read_json, write_text
 from jaxleak.study.rows import show_table
 
-#: What a defender changes on purpose between two audits, so that it needs no remark.
+#: Settings that a defender changes on purpose between two audits, so that a difference needs no remark.
 _OF_A_DEFENSE = ("defense", "strength", "clip", "noise_multiplier")
 #: Scores against the truth that a table shows, with their headings and formats.
 _SCORES = {"psnr": ("PSNR (dB)", "{:.1f}"), "ssim": ("SSIM", "{:.2f}"), "label_accuracy": ("labels right", "{:.0%}")}
 
 
 class Audited(NamedTuple):
-    """What one audit's results.json says."""
+    """The entries of one audit's results.json that a comparison reads."""
 
     folder: str
     headline: str
     metrics: dict[str, Any]
-    config: dict[str, Any]  # what was asked, with the digest of the weights' content
+    config: dict[str, Any]  # the audit's options, with the digest of the file of weights
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the table, and write it where `--csv` says.
+    """Print the table, and write it to the file that `--csv` names.
 
     Raises:
-        ValueError: if a folder is named twice, or its results.json is not an audit's.
+        ValueError: if a folder is named twice, or if its results.json does not come from an audit.
         OSError: if a file cannot be read or written.
     """
     audits = [read_audit(folder) for folder in options.folders]
@@ -46,11 +46,11 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def read_audit(folder: Path) -> Audited:
-    """What a folder's results.json says.
+    """Read a folder's results.json.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if no audit wrote it, or an audit that did not note what was asked.
+        FileNotFoundError: if the folder has no results.json.
+        ValueError: if no audit wrote the file, or if a version of jaxleak wrote it that did not store the options.
     """
     file = folder / "results.json"
     if not file.is_file():
@@ -67,7 +67,7 @@ def read_audit(folder: Path) -> Audited:
 
 
 def table(audits: Sequence[Audited]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows, one for each audit, in words; scores are there if any audit had a truth."""
+    """Make the header and one row per audit, in words; columns of scores exist if any audit had a truth."""
     scored = {name: shown for name, shown in _SCORES.items() if any(name in audit.metrics for audit in audits)}
     rows = []
     for audit in audits:
@@ -87,7 +87,7 @@ def table(audits: Sequence[Audited]) -> tuple[list[str], list[list[str]]]:
 
 
 def remarks(audits: Sequence[Audited]) -> list[str]:
-    """What a reader must know before the verdicts are compared, in sentences."""
+    """Write sentences that a reader must know before comparing the verdicts."""
     names = dict.fromkeys(name for audit in audits for name in audit.config if name not in _OF_A_DEFENSE)
     differ = []
     for name in names:
@@ -111,7 +111,7 @@ def remarks(audits: Sequence[Audited]) -> list[str]:
 
 
 def as_csv(audits: Sequence[Audited]) -> str:
-    """One line for each audit: folder, verdict, what was asked, and every metric that is one value."""
+    """Write one line for each audit: folder, verdict, options, and every metric that is a single value."""
     rows = [
         {"audit": audit.folder, "headline": audit.headline}
         | {name: _text(value) for name, value in audit.config.items()}
@@ -126,7 +126,7 @@ def as_csv(audits: Sequence[Audited]) -> str:
 
 
 def _defense(config: dict[str, Any]) -> str:
-    """The stated defense with its numbers: "gaussian, strength 0.01"."""
+    """Write the stated defense with its numbers, such as "gaussian, strength 0.01"."""
     parts = [f"{name.replace('_', ' ')} {config[name]:g}" for name in _OF_A_DEFENSE[1:] if config.get(name) is not None]
     return ", ".join([config.get("defense") or "none", *parts])
 

@@ -1,4 +1,4 @@
-"""What `--model` names, and `jaxleak models`."""
+"""The models that `--model` names, and `jaxleak models`."""
 
 import argparse
 import ast
@@ -40,7 +40,7 @@ def models(options: argparse.Namespace) -> int:
 
 
 def _sentence(factory: Callable[..., Classifier]) -> str:
-    """What a built-in model is: the first line of its factory's docstring, or the options that tell it from its kin."""
+    """Describe a built-in model: the first line of its factory's docstring, or the factory's name and its options."""
     if not isinstance(factory, functools.partial):
         return (inspect.getdoc(factory) or "").partition("\n")[0].replace("*", "").replace("`", "")
     options = ", ".join(f"{name} {value}" for name, value in factory.keywords.items())
@@ -48,11 +48,11 @@ def _sentence(factory: Callable[..., Classifier]) -> str:
 
 
 def model_of(options: argparse.Namespace, eval_layers: Sequence[str] = ()) -> Classifier:
-    """The model that `--model` names, with these layers in evaluation mode while the others train.
+    """Make the model that `--model` names, with `eval_layers` in evaluation mode while the other layers train.
 
     Raises:
-        ValueError: if there is none of that name, or what the file has is no model.
-        FileNotFoundError: if there is no such file.
+        ValueError: if no model has that name, or if the name in the file is no model.
+        FileNotFoundError: if the file does not exist.
     """
     height, width, channels = options.image
     shape, classes = (height, width, channels), options.classes

@@ -1,7 +1,8 @@
-"""Update files: what a client sent, with what is known of how it was computed, from any framework.
+"""Update files: a client's update, from any framework, and the known facts about how the client computed it.
 
-A client writes one with `save`, in PyTorch, Flax, Equinox or NumPy; an auditor reads it with `load`, together with
-plain safetensors, npz and PyTorch files, and gives it the names and shapes of a model with `fit` or `gradient_of`.
+A client writes an update file with `save`, in PyTorch, Flax, Equinox or NumPy. An auditor reads it with `load`, which
+also reads plain safetensors, npz and PyTorch files, and brings it to the names and shapes of a model with `fit` or
+`gradient_of`.
 """
 
 from jaxleak._stated import KINDS

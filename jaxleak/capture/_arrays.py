@@ -1,4 +1,4 @@
-"""Arrays by name out of files that nobody vouches for: safetensors, npz and PyTorch; nothing is unpickled."""
+"""Reading arrays by name from untrusted files: safetensors, npz and PyTorch; nothing is unpickled."""
 
 import math
 import zipfile
@@ -9,26 +9,26 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-#: The most that the arrays of one npz file may occupy unless their shapes are known, in bytes.
+#: Largest size in bytes of the arrays of one npz file, unless their shapes are known.
 LARGEST = 2**34
-#: The end of the name of a counter of PyTorch's, a whole number, which some frameworks leave out of a state dict.
+#: End of the name of PyTorch's counter of batches, a whole number that some frameworks leave out of a state dict.
 COUNTER = "num_batches_tracked"
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a file by their names, and the texts of its header.
+    """Read the arrays of a file by name, and the texts of its header.
 
     Args:
-        path: a safetensors file, an npz file, or a PyTorch file (`torch.save` of a state dict, which needs PyTorch
-            to be read; only tensors are loaded). The contents decide which it is, not the name.
+        path: a safetensors file, an npz file, or a PyTorch file (`torch.save` of a state dict; reading it needs
+            PyTorch, and only tensors are loaded). The contents of the file decide its type, not its name.
 
     Returns:
         Arrays, floating-point ones as float32, and the header, which only safetensors have.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         ValueError: in one line, naming the file and what is wrong with it.
-        ImportError: if it is a PyTorch file and PyTorch is not installed.
+        ImportError: if the file is a PyTorch file and PyTorch is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,20 +56,20 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
 
 
 def read_npz_array(archive: zipfile.ZipFile, name: str, expected: tuple[int, ...] | None = None) -> np.ndarray:
-    """One floating-point array of an npz file, whose header is not trusted.
+    """Read one floating-point array of an npz file without trusting its header.
 
-    `numpy.load` allocates what the header promises before it looks at what is there.
+    In contrast, `numpy.load` allocates the size that the header states before it looks at the contents.
 
     Args:
         archive: the npz file.
-        name: what the archive calls the array, without ".npy".
-        expected: the array's shape, where that is known.
+        name: name of the array in the archive, without ".npy".
+        expected: shape of the array, or None if it is unknown.
 
     Returns:
-        An array of that shape, of dtype float32, in the unit of the file.
+        An array of the shape `expected` or else of the header's shape, of dtype float32, in the unit of the file.
 
     Raises:
-        ValueError: on another shape, a dtype that is not floating-point, or contents of another size.
+        ValueError: if the array has another shape, a dtype that is not floating-point, or contents of another size.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with archive.open(name + ".npy") as file:
@@ -108,7 +108,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
 
 
 def _is_safetensors(begin: bytes, size: int) -> bool:
-    """Whether the first eight bytes are the length of a header that the file can hold; 0x80 also begins a pickle."""
+    """Whether the first eight bytes are the length of a header that fits in the file; 0x80 also begins a pickle."""
     return 8 + int.from_bytes(begin[:8], "little") <= size and begin[8:9] == b"{"
 
 
@@ -140,6 +140,6 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
 
 
 def tensor_to_numpy(tensor: Any) -> np.ndarray:
-    """A PyTorch tensor as an array; floating-point ones as float32."""
+    """Convert a PyTorch tensor to an array; a floating-point tensor becomes float32."""
     tensor = tensor.detach().cpu()
     return np.array((tensor.float() if tensor.is_floating_point() else tensor).numpy())

@@ -1,4 +1,4 @@
-"""What is known of how a client computed its update."""
+"""Facts about how a client computed its update."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS, Kind
 #: The fields that are whole numbers, and those that are real ones.
 _COUNTS = ("local_steps", "local_epochs", "batch_size")
 _REALS = ("learning_rate", "momentum", "strength", "clip", "noise_multiplier")
-#: What a client is taken to have done of which nothing is known.
+#: Values that an audit assumes for unknown facts.
 _TAKEN = {
     "loss": "cross_entropy", "reduction": "mean", "local_steps": 1, "local_epochs": 1, "momentum": 0.0,
     "batch_norm": "train", "defense": "none", "clip": 1.0, "frozen": (), "eval_layers": (),
@@ -44,30 +44,30 @@ class FactOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the file says of the client; None means that the file does not say.
+    """The facts that an update file states about the client; None means that the file does not state a fact.
 
     Attributes:
         kind: what the arrays are: "gradient", "difference" (weights after minus weights before) or "weights" (after).
-        framework: what wrote the arrays, for example "torch" or "jax".
+        framework: framework that wrote the arrays, for example "torch" or "jax".
         loss: name of the loss function: "cross_entropy"; "binary_cross_entropy" of several outputs, each of which is a
-            finding that a sample has or has not; or "other" for all else.
+            finding that a sample has or does not have; or "other" for any other loss.
         reduction: how the loss is reduced over a batch, "mean" or "sum".
-        local_steps: E >= 1 steps of gradient descent in an epoch, each on samples of its own.
+        local_steps: E >= 1 steps of gradient descent in an epoch, each on a batch of other samples.
         local_epochs: K >= 1 passes over the same E * B samples.
         learning_rate: step size of the local steps, > 0.
         momentum: momentum of the local steps, in [0, 1), with a velocity that begins at zero.
         batch_size: B >= 1 samples of each step.
-        batch_norm: "train" where batch statistics normalised, "eval" where the running ones did.
+        batch_norm: "train" if batch statistics normalised, "eval" if running statistics did.
         eval_layers: names of PyTorch's submodules that were in evaluation mode while the others trained.
-        defense: kind of the defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for
-            none, and "other" for any other.
-        strength: how strong that defense is, >= 0, in its own unit.
+        defense: defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for no defense,
+            and "other" for any other defense.
+        strength: strength of the defense, >= 0, in the defense's own unit.
         clip: norm C > 0 at which a defense clips, in units of the gradient of the mean loss; unknown is 1.
-        noise_multiplier: the standard deviation of such a defense's noise over C, >= 0, in the place of its strength.
+        noise_multiplier: standard deviation of a clipping defense's noise divided by C, >= 0; replaces the strength.
         frozen: names of layers or parameters that the client did not train, so that they have no gradient.
 
     Raises:
-        ValueError: naming the field, on a value out of its range.
+        ValueError: naming the field, if a value is out of range.
     """
 
     kind: Kind = "gradient"
@@ -88,7 +88,7 @@ class Facts:
     eval_layers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Refuse values that are out of range, and convert the others to Python's own types."""
         _validate.one_of(KINDS, kind=self.kind)
         for name, allowed in (("reduction", REDUCTIONS), ("batch_norm", MODES)):
             if getattr(self, name) is not None:
@@ -120,11 +120,13 @@ class Facts:
 
     @staticmethod
     def of(**facts: Unpack[FactOptions]) -> "Facts":
-        """Facts by name, which an audit takes as they are; those of a file may need its options.
+        """Make facts from keyword arguments, and refuse those that an audit does not know.
+
+        An audit takes these facts as they are, while the facts of a file may need options of the audit.
 
         Raises:
-            TypeError: naming a fact that there is not, and those that there are.
-            ValueError: as `Facts`, and on a loss or a defense that no audit knows.
+            TypeError: if a fact does not exist; names it and the existing ones.
+            ValueError: as in `Facts`, and if no audit knows the loss or the defense.
         """
         known = [field.name for field in dataclasses.fields(Facts)]
         if unknown := sorted(facts.keys() - set(known)):
@@ -143,20 +145,20 @@ class Facts:
         return stated
 
     def as_taken(self) -> dict[str, Any]:
-        """Everything on which an audit depends: unknown facts have the value for which it takes them."""
+        """Return all facts on which an audit depends; an unknown fact has the value that an audit assumes."""
         found = {name: _TAKEN.get(name) if value is None else value for name, value in dataclasses.asdict(self).items()}
         return {name: value for name, value in found.items() if name != "framework"}  # the arrays have been read
 
     def as_text(self) -> str:
-        """The facts that are known, as JSON."""
+        """Write the known facts as JSON."""
         return json.dumps({name: value for name, value in dataclasses.asdict(self).items() if value is not None})
 
     @staticmethod
     def from_text(text: str) -> "Facts":
-        """What `as_text` wrote.
+        """Read the facts that `as_text` wrote.
 
         Raises:
-            ValueError: if it is not JSON, has a field that is not known, or a value out of its range.
+            ValueError: if the text is not JSON, has an unknown field, or a value out of range.
         """
         given = json.loads(text)
         if not isinstance(given, dict):
@@ -168,7 +170,7 @@ class Facts:
 
 
 def check_loss(name: str | None) -> None:
-    """Raise `ValueError` unless a loss is one of `LOSSES`, or None where it is not known."""
+    """Raise `ValueError` unless a loss is one of `LOSSES`, or None for an unknown loss."""
     if name not in (None, *LOSSES):
         raise ValueError(
             "loss must be cross_entropy, binary_cross_entropy (of several outputs), or other for any other loss; got "
@@ -178,5 +180,5 @@ def check_loss(name: str | None) -> None:
 
 @functools.cache
 def _defenses() -> tuple[str, ...]:
-    """The keys of `jaxleak.defenses.CLIENT_DEFENSES`; a client of PyTorch has no need to import JAX for them."""
+    """Read the keys of `jaxleak.defenses.CLIENT_DEFENSES` from source, so that a PyTorch client need not import JAX."""
     return names_in(Path(__file__).parents[1] / "defenses/_client_defenses.py", "CLIENT_DEFENSES")

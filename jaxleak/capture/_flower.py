@@ -1,4 +1,4 @@
-"""Record what clients of Flower receive and send: a mod for a client's app, a recorder around a server's strategy."""
+"""Recording what Flower clients receive and send: a mod for a client's app, and a wrapper of a server's strategy."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,11 +9,11 @@ import numpy as np
 from jaxleak.capture._facts import FactOptions, Facts
 from jaxleak.capture._update import save
 
-#: Names under which Flower's own strategies put the weights: of clients that are functions, and of `NumPyClient`.
+#: Names of the records in which Flower's strategies put the weights: for clients that are functions, and `NumPyClient`.
 _RECEIVED, _SENT = ("arrays", "fitins.parameters"), ("arrays", "fitres.parameters")
-#: Where Flower's strategies tell a client the number of the round.
+#: Name of the setting in which Flower's strategies tell a client the number of the round.
 _ROUND = "server-round"
-#: What Flower sends, where nothing else is stated.
+#: Facts about what Flower sends, unless others are stated.
 _SENT_BY_FLOWER = FactOptions(kind="weights", framework="flower")
 
 Mod = Callable[[Any, Any, Callable[[Any, Any], Any]], Any]
@@ -21,24 +21,24 @@ Strategy = TypeVar("Strategy")
 
 
 def flower_mod(folder: str | Path, **facts: Unpack[FactOptions]) -> Mod:
-    """A mod that writes the weights which a client received and sent, and changes neither.
+    """Make a mod that writes to files the weights that a client received and sent, and changes neither.
 
     Use it as `ClientApp(mods=[capture.flower_mod("recorded", local_steps=1, learning_rate=0.1, batch_size=4)])`. For
     every message with weights it writes `ROUND-NODE-received.safetensors` and `ROUND-NODE-sent.safetensors`. The first
-    is for `--weights` of `jaxleak audit`, the second, whose kind is "weights", for `--update`.
+    file is for `--weights` of `jaxleak audit`; the second file has the kind "weights" and is for `--update`.
 
     Args:
-        folder: the folder for the files; it is made.
-        facts: what is known of the client, the fields of `Facts`; an update needs learning_rate and local_steps.
+        folder: folder for the files, which is made if it is missing.
+        facts: known facts about the client, the fields of `Facts`; an update needs learning_rate and local_steps.
 
     Raises:
-        TypeError: on a fact that `Facts` does not have, which it names.
-        ValueError: as `save` on a fact out of its range.
+        TypeError: naming a fact that `Facts` does not have.
+        ValueError: as in `save`, if a fact is out of range.
     """
     Facts.of(**facts)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        # Read before the client runs, which may train in place.
+        # The weights are read before the client runs, since it may train in place.
         received = _weights(message, _RECEIVED)
         reply = call_next(message, context)
         sent = _weights(reply, _SENT)
@@ -55,21 +55,22 @@ def flower_strategy(strategy: Strategy, folder: str | Path, **facts: Unpack[Fact
     """Make a server's strategy write the weights that it sends and receives, and change neither.
 
     Use it as `capture.flower_strategy(FedAvg(), "recorded", local_steps=1, learning_rate=0.1, batch_size=4)`. It writes
-    `ROUND-received.safetensors` once a round, which all clients receive, and `ROUND-NODE-sent.safetensors` for every
-    client, as `flower_mod` does in the client.
+    `ROUND-received.safetensors` once a round, with the weights that all clients receive, and
+    `ROUND-NODE-sent.safetensors` for every client, as `flower_mod` does in the client.
 
     Args:
-        strategy: a strategy of `flwr.serverapp.strategy`, or one with its `configure_train` and `aggregate_train`.
-        folder: the folder for the files; it is made.
-        facts: what is known of every client, the fields of `Facts`.
+        strategy: strategy of `flwr.serverapp.strategy`, or another with the methods `configure_train` and
+            `aggregate_train`.
+        folder: folder for the files, which is made if it is missing.
+        facts: known facts about every client, the fields of `Facts`.
 
     Returns:
         The same strategy.
 
     Raises:
-        TypeError: if it has no such methods, as strategies of the older flwr.server.strategy; and on a fact that
-            `Facts` does not have.
-        ValueError: as `save` on a fact out of its range.
+        TypeError: if the strategy lacks these methods, as strategies of the older flwr.server.strategy do; or if
+            `Facts` does not have a fact.
+        ValueError: as in `save`, if a fact is out of range.
     """
     Facts.of(**facts)
     recorded: Any = strategy
@@ -106,7 +107,7 @@ def _write(folder: str | Path, name: str, arrays: dict[str, np.ndarray], **facts
 
 
 def _round(message: Any) -> str:
-    """The number of the round, which strategies send as a setting, and older ones as the group of the message."""
+    """Find the number of the round, which strategies send as a setting, and older ones as the message's group."""
     for settings in message.content.config_records.values():
         if _ROUND in settings:
             return str(settings[_ROUND])
@@ -114,7 +115,7 @@ def _round(message: Any) -> str:
 
 
 def _weights(message: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Arrays by name, or by position where Flower sends a list; none where the message holds no weights."""
+    """Read arrays by name, or by position if Flower sends a list; empty if the message holds no weights."""
     if not message.has_content():
         return {}
     records = message.content.array_records

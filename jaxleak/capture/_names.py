@@ -1,4 +1,4 @@
-"""Arrays by somebody's names as the tree that a model expects."""
+"""Matching arrays, by another library's names, with the tree of parameters that a model expects."""
 
 import difflib
 import functools
@@ -9,33 +9,33 @@ import numpy as np
 from jaxleak._base import PyTree
 from jaxleak.capture._arrays import COUNTER
 
-#: What wrappers put in front of the names: a tree of variables, PyTorch's parallel and compiled modules.
+#: Prefixes that wrappers put before names: a tree of variables, and PyTorch's parallel and compiled modules.
 _PREFIXES = ("params.", "batch_stats.", "module.", "_orig_mod.", "model.")
-#: With so many of them off, the model's own names are compared without theirs too.
+#: Largest number of prefixes that are removed; with this number, they are removed from the model's own names too.
 _MOST_PREFIXES = 4
 
 
 def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] | None = None, what: str) -> PyTree:
-    """The arrays as a tree of the structure and the shapes of `like`.
+    """Arrange arrays as a tree of the structure and the shapes of `like`.
 
-    Names agree where their parts do, whether a dot or a slash separates them. Where names are missing, they are
-    compared without what wrappers put in front ("params", "module"). A list of arrays, as Flower sends it, takes
-    `names` in order; see `in_order`.
+    Two names agree if their parts do, whether a dot or a slash separates the parts. If names are missing, the prefixes
+    that wrappers put before names ("params", "module") are ignored. A list of arrays, as Flower sends it, gets `names`
+    in order; see `in_order`.
 
     Args:
-        arrays: by name, for example from `read_arrays`.
-        like: a tree of arrays or shapes, for example a model's parameters.
-        names: names for the entries of a list, in order; more than `like` has are allowed, as a state dict also holds
-            running statistics. Take `listed` of a `jaxleak.models.Classifier` or `list(net.state_dict())`. None refuses
-            lists.
-        what: what the arrays are and where they come from, begins every message.
+        arrays: arrays by name, for example from `read_arrays`.
+        like: tree of arrays or shapes, for example a model's parameters.
+        names: names for the entries of a list, in order. They may be more than `like` has, since a state dict also
+            holds running statistics. Take `listed` of a `jaxleak.models.Classifier` or `list(net.state_dict())`. None
+            refuses lists.
+        what: beginning of every message, which says what the arrays are and where they come from.
 
     Returns:
         The tree of `like` with arrays of the dtypes of `like`.
 
     Raises:
-        ValueError: naming the first leaf that is missing or of another shape, and what is there instead; for a list,
-            as `in_order`.
+        ValueError: naming the first leaf that is missing or of another shape, and what the arrays hold instead; for a
+            list, as in `in_order`.
     """
     import jax
     import jax.numpy as jnp
@@ -70,16 +70,16 @@ def fit(arrays: Mapping[str, np.ndarray], like: PyTree, *, names: Sequence[str] 
 def held_of(
     arrays: Mapping[str, np.ndarray], expected: list[str], names: Sequence[str] | None, *, what: str
 ) -> dict[str, np.ndarray]:
-    """The arrays that the model expects, by its names; what it does not expect or what is missing is left out.
+    """Select the arrays that the model expects, by the model's names; missing and unexpected arrays are left out.
 
     Args:
-        arrays: by name, or a list as in `in_order`.
+        arrays: arrays by name, or a list as in `in_order`.
         expected: the model's names.
         names: names for the entries of a list, in order.
-        what: begins every message.
+        what: beginning of every message.
 
     Raises:
-        ValueError: as `in_order`, or if two names differ only by a prefix.
+        ValueError: as in `in_order`, or if two names differ only by a prefix.
     """
     arrays = in_order(arrays, names, expected, what=what)
     found, plain = _by_name(arrays, expected, what)
@@ -95,18 +95,18 @@ def _hint(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
 def in_order(
     arrays: Mapping[str, np.ndarray], names: Sequence[str] | None, parameters: Sequence[str], *, what: str
 ) -> dict[str, np.ndarray]:
-    """A list of arrays by the names of its entries; arrays that have names stay as they are.
+    """Give the entries of a list of arrays their names; arrays that have names stay as they are.
 
-    A list is what has the names 0, 1, 2, ..., or arr_0, arr_1, ..., as `numpy.savez` gives them.
+    Arrays are a list if their names are 0, 1, 2, ..., or arr_0, arr_1, ..., as `numpy.savez` gives them.
 
     Args:
-        arrays: by name.
-        names: names of all that a list may hold, in its order: parameters, running statistics, counters.
-        parameters: names of those that are parameters. A list may hold these alone, or all but PyTorch's counters.
-        what: begins every message.
+        arrays: arrays by name.
+        names: names of all entries that a list may hold, in order: parameters, running statistics, counters.
+        parameters: the names that are parameters. A list may hold these alone, or all entries but PyTorch's counters.
+        what: beginning of every message.
 
     Raises:
-        ValueError: if it is a list and the names are not known, or are more or fewer than the list has entries.
+        ValueError: if the arrays are a list, and the names are unknown or do not fit its number of entries.
     """
     listed = next((p for p in ("", "arr_") if set(arrays) == {f"{p}{i}" for i in range(len(arrays))}), None)
     if listed is None:
@@ -128,10 +128,10 @@ def in_order(
 
 
 def matching(layers: Iterable[str], names: Sequence[str], *, what: str) -> list[str]:
-    """The names that are those of these layers or parameters, or lie below one.
+    """Find the names that belong to the given layers or parameters, or that lie below one of them.
 
     Raises:
-        ValueError: naming a layer that no name belongs to.
+        ValueError: naming a layer to which no name belongs.
     """
     found: dict[str, None] = {}
     for layer in layers:
@@ -147,16 +147,16 @@ def matching(layers: Iterable[str], names: Sequence[str], *, what: str) -> list[
 
 
 def dotted(name: str) -> str:
-    """The name with a dot between its parts."""
+    """Return the name with dots between its parts."""
     return name.replace("/", ".")
 
 
 def _by_name(
     arrays: Mapping[str, np.ndarray], expected: list[str], what: str
 ) -> tuple[dict[str, str], Callable[[str], str]]:
-    """The arrays' names by what is compared of them, and what that is of an expected name.
+    """Map the shortened names that are compared to the arrays' names, and return the function that shortens a name.
 
-    Prefixes belong to the names in some networks ("model.fc" beside "fc"), so as few as possible are taken off.
+    In some networks a prefix is a part of the name ("model.fc" beside "fc"), so as few as possible are removed.
     """
     for most in range(_MOST_PREFIXES):
         found = {_without_prefixes(name, most): name for name in arrays}

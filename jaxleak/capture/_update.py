@@ -1,4 +1,4 @@
-"""The update file: safetensors whose header says how the client computed it."""
+"""The update file: a safetensors file with a header that says how the client computed the update."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ _log = logging.getLogger("jaxleak")
 
 
 class Update(NamedTuple):
-    """What a client sent, by the client's own names."""
+    """A client's update, by the client's own names of the arrays, with the facts about it."""
 
     arrays: dict[str, np.ndarray]
     facts: Facts
@@ -34,29 +34,30 @@ class Update(NamedTuple):
 
 
 def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
-    """Write an update file, from whichever framework the client uses.
+    """Write an update file, whichever framework the client uses.
 
-    In PyTorch, after `loss.backward()`: `capture.save("update.safetensors", net, batch_size=4, reduction="mean")`, or
-    after the local steps, with `kind="weights"`. In JAX, with the tree of gradients that `jax.grad` gave.
+    In PyTorch, call `capture.save("update.safetensors", net, batch_size=4, reduction="mean")` after
+    `loss.backward()`, or call it after the local steps with `kind="weights"`. In JAX, pass the tree of gradients that
+    `jax.grad` returned.
 
     Args:
-        path: the file to write; an existing one is replaced once the new one is complete.
-        update: a PyTorch module, whose parameters' `.grad` are written, or for `kind="weights"` its state dict, and in
-            the header the names of the parameters that require no gradient (`frozen`); a dictionary of names with
-            tensors or arrays, which may be nested; a list of arrays, as Flower sends it; or any PyTree of arrays, such
-            as those of Flax and Equinox.
-        facts: what is known of the client, the fields of `Facts`. Of a PyTorch module, `batch_norm` is by default the
-            mode that its layers of batch normalisation are in. If some of them are in training mode, `eval_layers` are
-            by default those that are not.
+        path: the file to write; an existing file is replaced once the new one is complete.
+        update: a PyTorch module, a dictionary of tensors or arrays by name, which may be nested, a list of arrays, as
+            Flower sends it, or any PyTree of arrays, such as those of Flax and Equinox. For a module, the `.grad` of
+            its parameters are written, or with `kind="weights"` its state dict. The header then has the names of the
+            parameters that require no gradient (`frozen`).
+        facts: known facts about the client, the fields of `Facts`. For a PyTorch module, `batch_norm` is by default the
+            mode of its layers of batch normalisation. If some of these layers are in training mode, `eval_layers` are
+            by default the others.
 
     Values that are not finite are written and logged: the client goes on, and an audit refuses the file.
 
     Raises:
         FileNotFoundError: if the folder of `path` does not exist.
-        TypeError: on a fact that `Facts` does not have, which it names.
-        ValueError: on a fact out of its range, a loss or a defense that no audit knows, a module with
-            `kind="difference"` or with the gradient of several steps, a module whose layers of batch normalisation are
-            in another mode than is stated, or if there are no arrays, or a module's gradients are missing.
+        TypeError: naming a fact that `Facts` does not have.
+        ValueError: if a fact is out of range, if no audit knows the loss or the defense, if there are no arrays, or if
+            a module's gradients are missing. Also for a module with `kind="difference"` or with a gradient of several
+            steps, and for one whose layers of batch normalisation are in another mode than is stated.
     """
     taken = as_update(update, **(FactOptions(framework=_framework(update)) | facts))
     path = Path(path)
@@ -76,15 +77,15 @@ def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
 
 
 def as_update(update: Any, **facts: Unpack[FactOptions]) -> Update:
-    """What `save` would write, without a file.
+    """Make the update that `save` would write, without a file.
 
     Args:
-        update: as in `save`.
-        facts: what is known of the client, the fields of `Facts`.
+        update: update as in `save`.
+        facts: known facts about the client, the fields of `Facts`.
 
     Raises:
-        TypeError: on a fact that `Facts` does not have, which it names.
-        ValueError: as `save`.
+        TypeError: naming a fact that `Facts` does not have.
+        ValueError: as in `save`.
     """
     stated = Facts.of(**(FactOptions(frozen=_frozen(update)) | facts))
     steps = (stated.local_steps or 1) * (stated.local_epochs or 1)
@@ -103,12 +104,12 @@ def as_update(update: Any, **facts: Unpack[FactOptions]) -> Update:
 
 
 def load(path: str | Path) -> Update:
-    """Read an update file, or plain safetensors, npz or PyTorch tensors, of which the facts are unknown.
+    """Read an update file, or a plain safetensors, npz or PyTorch file, for which the facts are unknown.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         ValueError: in one line, naming the file and what is wrong with it.
-        ImportError: if it is a PyTorch file and PyTorch is not installed.
+        ImportError: if the file is a PyTorch file and PyTorch is not installed.
     """
     arrays, header = read_arrays(path)
     try:
@@ -119,19 +120,20 @@ def load(path: str | Path) -> Update:
 
 
 def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None = None) -> PyTree:
-    """The update in units of a gradient, as a tree like `params`.
+    """Convert an update to units of a gradient, as a tree like `params`.
 
-    A difference of weights or the weights themselves become `(before - after) / (learning_rate * steps)` with the steps
-    of all epochs, and with momentum their weights (`weight_of_steps`), as `protocols.ClientShare` computes them.
+    A difference of weights, or the weights themselves, become `(before - after) / (learning_rate * steps)`, with the
+    steps of all epochs. With momentum, steps count by their weights (`weight_of_steps`). `protocols.ClientShare`
+    computes updates in the same way.
 
     Args:
-        update: from `load`.
+        update: update from `load`.
         params: the model's parameters before the client's steps.
-        names: as in `fit`.
+        names: names for the entries of a list, as in `fit`.
 
     Raises:
-        ValueError: as `fit`, also for a list without names; and for differences and weights if the learning rate is
-            not known.
+        ValueError: as in `fit`, also for a list without names; and for differences and weights if the learning rate is
+            unknown.
     """
     tree = fit(update.arrays, params, names=names, what=update.source)
     facts = update.facts
@@ -146,7 +148,7 @@ def gradient_of(update: Update, params: PyTree, *, names: Sequence[str] | None =
 
 
 def per_weight(update: Update) -> float:
-    """The factor from a difference of weights to a gradient; `ValueError` if the learning rate is not known."""
+    """Compute the factor from a difference of weights to a gradient; `ValueError` if the learning rate is unknown."""
     facts = update.facts
     if facts.learning_rate is None:
         what = "a difference of weights" if facts.kind == "difference" else "weights"
@@ -158,19 +160,19 @@ def per_weight(update: Update) -> float:
 
 
 def _frozen(update: Any) -> tuple[str, ...] | None:
-    """Names of a PyTorch module's parameters that are not trained; None where there are none, or it is no module."""
+    """List the untrained parameters of a PyTorch module by name; None if there are none, or for another update."""
     if not hasattr(update, "named_parameters"):
         return None
     return tuple(name for name, p in update.named_parameters() if not p.requires_grad) or None
 
 
 def _modes_of(update: Any, stated: str | None) -> tuple[str | None, tuple[str, ...] | None]:
-    """The mode of a PyTorch module's batch normalisation, and the layers in evaluation mode beside others that train.
+    """Find the mode of a PyTorch module's batch normalisation, and its layers in evaluation mode if others train.
 
-    The mode is what is stated where the module keeps no statistics, or is no module.
+    If the module keeps no running statistics, or the update is no module, the mode is the stated one.
 
     Raises:
-        ValueError: if a layer trains where "eval" is stated, or none does where "train" is.
+        ValueError: if a layer trains although "eval" is stated, or if no layer trains although "train" is stated.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(update, torch.nn.Module):
@@ -209,16 +211,16 @@ def _is_torch(value: Any) -> bool:
 
 
 def named_arrays(update: Any, *, kind: Kind = "gradient") -> dict[str, np.ndarray]:
-    """What `save` would write of an update: arrays by name.
+    """Return the arrays by name that `save` would write for an update.
 
     Args:
-        update: as in `save`.
-        kind: what is taken of a PyTorch module: "gradient" takes the gradients of what it trains, and "weights" takes
-            its state dict, with running statistics. Other updates hold what they are.
+        update: update as in `save`.
+        kind: what is read from a PyTorch module: "gradient" reads the gradients of the trained parameters, and
+            "weights" reads the state dict, with running statistics. Other updates are read as they are.
 
     Raises:
-        ValueError: if a parameter of a PyTorch module requires a gradient and has none, if a difference is asked of a
-            module, or if an entry is no array.
+        ValueError: if a parameter of a PyTorch module requires a gradient and has none, if the kind is "difference" for
+            a module, or if an entry is no array.
     """
     if hasattr(update, "named_parameters") and kind == "difference":
         raise ValueError(

@@ -1,13 +1,14 @@
 """Real data for the private side of a simulation, and how parties divide it.
 
-`load` names a dataset and gives float32 samples in [0, 1] with labels; `image_tiles` and `feature_columns` cut every
-sample into one slice per party, for vertical federated learning. All of it is NumPy on the host.
+`load` takes the name of a dataset and returns float32 samples in [0, 1] with labels. `image_tiles` and
+`feature_columns` cut every sample into one slice per party, for vertical federated learning. All functions work with
+NumPy arrays on the host.
 
-`archive` makes the files that `load` reads out of those in which a data set is published.
+`archive` turns the files in which a data set is published into a file that `load` reads.
 
-`partition_clients` deals samples to the clients of horizontal federated learning, alike or skewed.
+`partition_clients` deals samples to the clients of horizontal federated learning, evenly or skewed.
 
-Studies of split vertical training start from `load_table`, whose encoding is fitted on the attacker's rows only.
+Studies of split vertical training start from `load_table`; its encoding is fitted on the attacker's rows only.
 """
 
 from jaxleak.data._archive import archive, sample_digests

@@ -1,4 +1,4 @@
-"""Archives of published files: all samples, or those that a list of digests names, in its order."""
+"""Archives made from published files: all samples, or only the samples in a list of digests, in the list's order."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from jaxleak import _validate
 from jaxleak.data._files import existing_file
 from jaxleak.data._published import PUBLISHED, Members
 
-#: Members of an archive that belong to single samples, in the order in which a digest takes them.
+#: Members of an archive with one row per sample, in the order in which a digest hashes them.
 _OF_SAMPLES = ("x", "x_num", "x_cat", "y")
 
 
@@ -30,12 +30,12 @@ def archive(name: str, files: Sequence[str | Path], out: str | Path, samples: st
     | `avazu` | `train.csv` of the Click-Through Rate Prediction challenge |
 
     Args:
-        name: which data set, as above.
-        files: the published files, in this order.
-        out: folder of the archive, which is made if it is not there.
+        name: name of the data set, from the table above.
+        files: the published files, in the order of the table above.
+        out: folder for the archive, which is made if it does not exist.
         samples: a file of digests (`sample_digests`), one per line; lines that begin with # are comments. The archive
-            then has exactly these samples in this order. None takes all samples in the order of the files, and all
-            must fit into memory.
+            then has exactly these samples in this order. None takes all samples in the order of the files; they must
+            fit into memory together.
 
     Returns:
         The path of the archive.
@@ -43,8 +43,8 @@ def archive(name: str, files: Sequence[str | Path], out: str | Path, samples: st
     Raises:
         FileNotFoundError: if a file is missing.
         FileExistsError: if the archive exists already.
-        ValueError: if the name is another, a file is not of the stated form, the list is empty or no list of digests,
-            or a sample of it is not in the files.
+        ValueError: if the name is not in the table, a file does not have the stated form, the list is empty or holds
+            something other than digests, or one of its samples is not in the files.
     """
     _validate.one_of(PUBLISHED, name=name)
     paths = [existing_file(file) for file in files]
@@ -62,11 +62,11 @@ def archive(name: str, files: Sequence[str | Path], out: str | Path, samples: st
 
 
 def sample_digests(members: Members) -> list[str]:
-    """The digest of every sample: BLAKE2b of 8 bytes, as 16 hexadecimal digits.
+    """Compute the digest of every sample: BLAKE2b of 8 bytes, as 16 hexadecimal digits.
 
     Args:
-        members: arrays of an archive, with one row per sample. `x`, `x_num`, `x_cat` and `y`, as far as they are
-            there, are hashed in this order as they lie in memory, row by row.
+        members: arrays of an archive, with one row per sample. Each row of those of `x`, `x_num`, `x_cat` and `y` that
+            are present is hashed in this order, byte by byte as it lies in memory.
     """
     arrays = [np.ascontiguousarray(array) for array in _of_samples(members).values()]
     return [
@@ -76,10 +76,10 @@ def sample_digests(members: Members) -> list[str]:
 
 
 def read_digests(path: Path) -> list[str]:
-    """The digests of a list.
+    """Read a list of digests from a file.
 
     Raises:
-        ValueError: if it has none, or a line is neither a comment nor a digest; names the line.
+        ValueError: if the file has no digest, or if a line is neither a comment nor a digest; names the line.
     """
     found = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
@@ -102,7 +102,7 @@ def _joined(pieces: Iterable[Members]) -> Members:
 
 
 def _selected(pieces: Iterator[Members], wanted: list[str], name: str) -> Members:
-    """The wanted samples in their order; no further piece is read once all are found."""
+    """Select the wanted samples, in the order of `wanted`; reading stops when all of them are found."""
     missing, found, names = set(wanted), dict[str, Members](), Members()
     for piece in pieces:
         names, arrays = names or _names(piece), _of_samples(piece)

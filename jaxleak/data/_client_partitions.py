@@ -1,8 +1,8 @@
-"""Horizontal partitions: which client of a federation holds which samples, alike or skewed.
+"""Horizontal partitions: which client of a federation holds which samples, evenly or skewed.
 
-Every partition is `(seed, samples, clients, ...) -> one sorted index array per client`: disjoint, none empty, the same
-for the same seed. A seed is anything that `numpy.random.default_rng` takes as one: an integer or a list of them, such
-as the words of a JAX key.
+Every partition is a function `(seed, samples, clients, ...) -> one sorted index array per client`. The arrays are
+disjoint, none is empty, and the same seed gives the same arrays. A seed is anything that `numpy.random.default_rng`
+accepts: an integer, or a list of integers such as the words of a JAX key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from jaxleak import _validate
 
 Seed = int | Sequence[int]
 
-# Draws of the Dirichlet partition before it gives up on clients without samples.
+# Number of draws after which the Dirichlet partition gives up, if each of them left a client without samples.
 _ATTEMPTS = 100
 
 
 def iid(seed: Seed, y: ArrayLike, clients: int) -> list[np.ndarray]:
-    """All samples in random order, cut into parts whose sizes differ by at most one (FedLeak, section 5).
+    """Cut all samples, in random order, into parts whose sizes differ by at most one (FedLeak, section 5).
 
     Args:
         seed: see the module.
-        y: (N, ...), only its length counts.
+        y: (N, ...) labels or samples; only the length counts.
         clients: 1 <= clients <= N.
 
     Returns:
@@ -38,11 +38,11 @@ def iid(seed: Seed, y: ArrayLike, clients: int) -> list[np.ndarray]:
 
 
 def label_skew(seed: Seed, y: ArrayLike, clients: int, *, classes_per_client: int = 2) -> list[np.ndarray]:
-    """Every client has samples of a few classes only (FedLeak, section 6.3, with 1 to 5 of them).
+    """Give every client samples of a few classes only (FedLeak, section 6.3, with 1 to 5 classes).
 
-    Clients choose one after the other the classes with the fewest holders so far, at random among equals; then every
-    class is dealt evenly to its holders. Where clients times classes per client are fewer than the classes, the others
-    stay out.
+    One after the other, each client chooses the classes that the fewest clients hold so far, at random among equals.
+    Then every class is dealt evenly to the clients that hold it. If the number of clients times the classes per client
+    is smaller than the number of classes, the classes that nobody holds are left out.
 
     Args:
         seed: see the module.
@@ -82,13 +82,13 @@ def label_skew(seed: Seed, y: ArrayLike, clients: int, *, classes_per_client: in
 
 
 def quantity_skew(seed: Seed, y: ArrayLike, clients: int, *, low: int = 50, high: int = 250) -> list[np.ndarray]:
-    """Clients hold different numbers of samples, uniform integers in [low, high] (FedLeak, section 6.3).
+    """Give clients different numbers of samples, uniform integers in [low, high] (FedLeak, section 6.3).
 
-    Samples are drawn without replacement; those that no client draws stay out.
+    Samples are drawn without replacement; samples that no client draws are left out.
 
     Args:
         seed: see the module.
-        y: (N, ...), only its length counts.
+        y: (N, ...) labels or samples; only the length counts.
         clients: at least 1.
         low: fewest samples of a client, >= 1.
         high: most samples of a client, >= low.
@@ -115,7 +115,7 @@ def quantity_skew(seed: Seed, y: ArrayLike, clients: int, *, low: int = 50, high
 
 
 def feature_skew(seed: Seed, x: ArrayLike, clients: int, *, groups: int = 5) -> list[np.ndarray]:
-    """Clients hold images of like complexity (FedLeak, section 6.3: five percentile groups by total variation).
+    """Give each client images of similar complexity (FedLeak, section 6.3: five percentile groups by total variation).
 
     Images are sorted by their anisotropic total variation and cut into groups, simplest first. Clients are dealt to
     groups in order, evenly: client k belongs to group floor(k groups / clients). A group is dealt to its clients at
@@ -131,7 +131,8 @@ def feature_skew(seed: Seed, x: ArrayLike, clients: int, *, groups: int = 5) -> 
         Per client its sorted indices (N_i,); together they are all N.
 
     Raises:
-        ValueError: if x are not images, there are fewer clients than groups, or a group has fewer images than clients.
+        ValueError: if x does not hold images, if there are fewer clients than groups, or if a group has fewer images
+            than clients.
     """
     x = np.asarray(x)
     if x.ndim != 4:
@@ -151,12 +152,12 @@ def feature_skew(seed: Seed, x: ArrayLike, clients: int, *, groups: int = 5) -> 
 
 
 def dirichlet(seed: Seed, y: ArrayLike, clients: int, *, alpha: float = 0.5) -> list[np.ndarray]:
-    """Every class is divided among the clients in Dirichlet proportions (FedLeak, Table 6).
+    """Divide every class among the clients in Dirichlet proportions (FedLeak, Table 6).
 
-    For each class proportions from Dir(alpha, ..., alpha) over the clients, cut by rounding their running sums
-    (Yurochkin et al., *Bayesian nonparametric federated learning*, ICML 2019; Li et al., *Federated learning on
-    non-IID data silos*, ICDE 2022). A small alpha gives every client few classes, a large one the same mixture. As
-    usual, the whole draw is repeated while a client is left without samples.
+    For each class, proportions over the clients are drawn from Dir(alpha, ..., alpha), and the class is cut at their
+    rounded cumulative sums (Yurochkin et al., *Bayesian nonparametric federated learning*, ICML 2019; Li et al.,
+    *Federated learning on non-IID data silos*, ICDE 2022). A small alpha gives every client few classes, and a large
+    alpha gives every client the same mixture. As usual, the whole draw is repeated while a client has no samples.
 
     Args:
         seed: see the module.
@@ -202,7 +203,7 @@ CLIENT_PARTITIONS: Mapping[str, Callable[..., list[np.ndarray]]] = {
 def partition_clients(
     name: str, seed: Seed, x: ArrayLike, y: ArrayLike, clients: int, **options: Any
 ) -> list[np.ndarray]:
-    """The samples of every client, by the name of a partition.
+    """Deal samples to clients by the partition of the given name.
 
     Args:
         name: one of `CLIENT_PARTITIONS`.
@@ -210,14 +211,14 @@ def partition_clients(
         x: (N, ...) samples in any unit; read by "feature_skew".
         y: (N,) labels; read by all others.
         clients: number of clients, at least 1.
-        options: options of that partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
+        options: options of the named partition: `classes_per_client`, `low` and `high`, `groups`, `alpha`.
 
     Returns:
         Per client its sorted indices (N_i,): disjoint, none empty.
 
     Raises:
-        ValueError: if the name is unknown, x and y differ in length, or as the partition raises.
-        TypeError: on an option that the partition does not have.
+        ValueError: if the name is unknown, if x and y differ in length, or if the partition raises it.
+        TypeError: if the partition does not have one of the options.
     """
     _validate.one_of(CLIENT_PARTITIONS, partition=name)
     x, y = np.asarray(x), np.asarray(y)
@@ -245,7 +246,7 @@ def _sorted(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _total_variation(x: np.ndarray) -> np.ndarray:
-    """(N,) summed differences of neighbouring pixels."""
+    """Sum the absolute differences of neighbouring pixels of every image: (N,)."""
     x = np.asarray(x, np.float32)  # differences of unsigned bytes would wrap around
     vertical, horizontal = np.abs(np.diff(x, axis=1)), np.abs(np.diff(x, axis=2))
     return vertical.sum(axis=(1, 2, 3), dtype=np.float64) + horizontal.sum(axis=(1, 2, 3), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""CSV files: a header with names of columns, and one row per sample."""
+"""CSV files with a header that names the columns, and one row per sample."""
 
 import csv
 import re
@@ -11,9 +11,10 @@ import numpy as np
 from jaxleak.data._dataset import Dataset, build
 from jaxleak.data._files import existing_file
 
-#: What stands for a missing value, in any case.
+#: Texts that stand for a missing value, in upper or lower case.
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
-#: A column of texts with so many different ones, nearly all of them different, names the rows and describes nothing.
+#: Number of different texts that a column may always have. A column with more, most of them different, is refused: it
+#: names the rows and describes nothing.
 _FEW = 100
 #: Settings behind the question mark of a specification.
 _SETTINGS = ("label", "categorical", "drop")
@@ -30,19 +31,20 @@ class Columns(NamedTuple):
 
 
 def read_columns(spec: str) -> Columns:
-    """The columns of the file that a specification names.
+    """Read the columns of the CSV file in a data specification.
 
-    A column is numeric where every value that is not missing is a finite number, and categorical elsewhere. Commas,
-    semicolons and tabs are told apart by the header.
+    A column is numeric if every value that is not missing is a finite number; any other column is categorical. The
+    header decides whether commas, semicolons or tabs separate the values.
 
     Args:
         spec: "csv:FILE?label=NAME", optionally followed by "&categorical=NAME,NAME" for columns whose numbers are codes
             without an order, and "&drop=NAME,NAME" for columns that are left out.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the file and the column or the row, if a setting or a column is not known, rows have unequal
-            lengths, a label is missing or all rows have the same, or a column of texts differs in nearly every row.
+        FileNotFoundError: if the file does not exist.
+        ValueError: naming the file and the column or the row, if a setting or a column is unknown, rows have unequal
+            lengths, a label is missing, all rows have the same label or too many different ones, or a column of texts
+            differs in most rows.
     """
     path, settings = _parsed(spec)
     names, rows = _rows(path)
@@ -76,15 +78,15 @@ def read_columns(spec: str) -> Columns:
 
 
 def csv_table(spec: str, n: int | None, seed: int) -> Dataset:
-    """A table with one column per number and one per category, scaled over all rows; see `read_columns`.
+    """Load a CSV file as a table with one column per number and one per category, scaled over all rows.
 
     Args:
-        spec: as in `read_columns`; becomes the name of the dataset.
+        spec: data specification as in `read_columns`; it becomes the name of the dataset.
         n: number of samples to draw, or None for all.
         seed: seed of the draw.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_columns`; and on a missing number.
+        FileNotFoundError, ValueError: as `read_columns`; and `ValueError` if a number is missing.
     """
     found = read_columns(spec)
     if np.isnan(found.numeric).any():
@@ -121,7 +123,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
         raise ValueError(f"{path} cannot be read as CSV in UTF-8: {error}") from error
     except ValueError as error:  # no header to unpack
         raise ValueError(f"{path} is empty") from error
-    if delimiter == ";":  # where a comma separates a number's decimals
+    if delimiter == ";":  # in such files, a comma is the decimal separator
         rows = [[re.sub(r"^(\s*[+-]?\d*),(\d+\s*)$", r"\1.\2", value) for value in row] for row in rows]
     names = [name.strip() for name in header]
     if len(set(names)) < len(names):
@@ -141,7 +143,7 @@ def _is_missing(text: str) -> bool:
 
 
 def _numbers(texts: Sequence[str]) -> np.ndarray | None:
-    """The numbers (N,) of a column, NaN where one is missing; None if it holds anything else, or nothing."""
+    """Return the numbers (N,) of a column, NaN for a missing one; None if it holds anything else, or no number."""
     try:
         numbers = np.array([np.nan if _is_missing(text) else float(text.replace("_", "x")) for text in texts])
     except ValueError:
@@ -150,7 +152,7 @@ def _numbers(texts: Sequence[str]) -> np.ndarray | None:
 
 
 def _why_too_many(texts: Sequence[str], found: np.ndarray) -> str:
-    """What is wrong with a column of so many different texts, and what to do about it."""
+    """Say what is wrong with a column that has too many different texts, and what to do about it."""
     present = [(row, text) for row, text in enumerate(texts, 1) if not _is_missing(text)]
     others = [(row, text) for row, text in present if _numbers([text]) is None]
     if others and 2 * len(others) < len(present):

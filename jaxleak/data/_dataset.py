@@ -1,4 +1,4 @@
-"""What every source of data shares: the result type, the draw of samples, scaling and checks."""
+"""Code that all sources of data share: the type of the result, the draw of samples, scaling and checks."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -12,7 +12,7 @@ from jaxleak import _validate
 _MAX_CLASSES = 2**16
 
 
-#: Grey, colour, and colour with transparency.
+#: Numbers of channels that an image may have: grey, colour, and colour with transparency.
 _CHANNELS = (1, 3, 4)
 
 
@@ -25,18 +25,18 @@ class Dataset(NamedTuple):
 
     x: np.ndarray  # float32 in [0, 1]: (N, H, W, C) images, or (N, F) table with columns min-max scaled
     y: np.ndarray  # (N,) int32 in [0, len(classes))
-    classes: tuple[str, ...]  # the name of every class, also of those that no drawn sample has
+    classes: tuple[str, ...]  # the names of all classes, including classes without a drawn sample
     name: str  # the spec that was loaded
 
 
 def draw(available: int, n: int | None, seed: int, name: str) -> np.ndarray:
-    """Positions of `n` samples, drawn without replacement.
+    """Draw the positions of `n` samples without replacement.
 
     The draw is a prefix of one seeded permutation, so the first k samples of a larger draw are the draw of k.
 
     Args:
         available: number of samples that exist.
-        n: number to draw, None for all of them (shuffled all the same).
+        n: number of samples to draw; None draws all, which are shuffled too.
         seed: seed of `numpy.random.default_rng`.
         name: the spec, for the message.
 
@@ -60,15 +60,15 @@ def scaled_columns(x: np.ndarray) -> np.ndarray:
 
 
 def unit_pixels(x: np.ndarray) -> np.ndarray:
-    """uint8 pixels as float32 in [0, 1]."""
+    """Convert uint8 pixels to float32 in [0, 1]."""
     return x.astype(np.float32) / np.float32(255)
 
 
 def checked_labels(y: np.ndarray, samples: int, where: str) -> np.ndarray:
-    """Labels as int32 after checks.
+    """Check labels and convert them to int32.
 
     Args:
-        y: what the source holds as labels.
+        y: labels as the source holds them.
         samples: number of samples, which the labels must match.
         where: the file, for the message.
 
@@ -88,7 +88,7 @@ def checked_labels(y: np.ndarray, samples: int, where: str) -> np.ndarray:
 
 
 def class_names(y: np.ndarray, names: Sequence[str] | None, where: str) -> tuple[str, ...]:
-    """The given class names, or the labels' numbers as text when there are none.
+    """Return the given class names; without any, the numbers from 0 to the largest label as texts.
 
     Raises:
         ValueError: if a label has no name.
@@ -110,21 +110,21 @@ def build(
 ) -> Dataset:
     """Check raw arrays, draw samples and scale them.
 
-    Tables are scaled over all rows before the draw, so that a row has the same features whatever `n` is.
+    A table is scaled over all rows before the draw, so that the features of a row do not depend on `n`.
 
     Args:
         name: the spec.
         where: the file, for messages.
-        x: uint8 or float: (N, H, W, C), (N, H, W), or (N, F) for a table. Float images lie within [0, 1], and uint8
-            ones within [0, 255], with a pixel above 1 among all of them.
+        x: uint8 or float: (N, H, W, C) or (N, H, W) for images, or (N, F) for a table. Float images lie within [0, 1].
+            uint8 images lie within [0, 255], and at least one of their pixels is above 1.
         y: (N,) integers.
         names: class names, or None.
         n: number of samples to draw, or None.
         seed: seed of the draw.
 
     Raises:
-        ValueError: if dtype, shape, range or finiteness of an array is wrong, images have their channels first, labels
-            without class names are counted from 1, or n is too large.
+        ValueError: if an array has the wrong dtype, shape or range or is not finite, if images have their channels
+            first, if labels without class names are counted from 1, or if n is too large.
     """
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise ValueError(f"{where}: x must be uint8 or float, got dtype {x.dtype}")
@@ -165,7 +165,7 @@ def check_request(n: int | None, seed: int) -> None:
 
 
 def _check_count_from_zero(y: np.ndarray, where: str) -> None:
-    # Samples may lack the class 0 by chance; only where every class from 1 on is there does the count begin at 1.
+    # Samples may lack class 0 by chance. Labels count from 1 only if class 0 is absent and no later class is missing.
     present = np.unique(y)
     if len(present) > 1 and np.array_equal(present, np.arange(1, len(present) + 1)):
         raise ValueError(f"{where}: labels must be counted from 0, got 1 to {present[-1]}: subtract 1 from y")

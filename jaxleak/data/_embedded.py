@@ -1,4 +1,4 @@
-"""Real data that ship inside scikit-image and scikit-learn: no network and no folder needed."""
+"""Real data that ship inside scikit-image and scikit-learn, so that no network and no data folder is needed."""
 
 import functools
 import importlib.util
@@ -25,29 +25,29 @@ _PHOTOGRAPHS = (
     ("sklearn", "datasets/images/flower.jpg"),
 )
 _PATCH_SIZE = 32
-_SMALLEST_PATCH = 8  # below this nearly every crop of a smooth photograph is constant
+_SMALLEST_PATCH = 8  # nearly every smaller crop of a smooth photograph is constant
 _LARGEST_PATCH = 300  # the shorter side of the smallest photograph
 _PATCHES = 1000  # crops are not a finite set, so "all of them" needs a number
 _VIEWS = 200  # likewise; shrinking a large view takes longer than cutting a small patch
-_SMALLEST_VIEW = 0.6  # share of the photograph's shorter side: what it shows can still be recognised
+_SMALLEST_VIEW = 0.6  # share of the photograph's shorter side; a view of this size can still be recognised
 _BYTES_PER_PIXEL = 15  # three channels, first as bytes and then as 32-bit floats
 _FLAT = 0.03  # a crop whose most varied channel deviates less than this is sky or background: nothing to leak
 
 
 def lfw_faces(spec: str, n: int | None, seed: int) -> Dataset:
-    """100 faces of LFW, (100, 25, 25, 1); all are of the second of two classes, "not a face" and "face".
+    """Load 100 faces of LFW, (100, 25, 25, 1); of the two classes "not a face" and "face", all have the second.
 
-    The file holds 100 crops of the background too, which are left out: they are nobody's private images.
+    The file also holds 100 crops of the background. They are left out, since they are nobody's private images.
     """
     # skimage.data.lfw_subset reads the same file, but asks for a download where a wheel lacks it.
     path = _shipped("skimage", "data/lfw_subset.npy")
     faces = np.load(path, allow_pickle=False)[:100].astype(np.float32)
-    # A classifier of one class has no gradient, so there are two.
+    # A classifier with one class has no gradient, so the data set has two.
     return build(spec, str(path), faces, np.ones(100, np.int32), ("not a face", "face"), n, seed)
 
 
 def digits(spec: str, n: int | None, seed: int) -> Dataset:
-    """1797 handwritten digits of UCI, (1797, 8, 8, 1)."""
+    """Load 1797 handwritten digits of UCI, (1797, 8, 8, 1)."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -56,7 +56,7 @@ def digits(spec: str, n: int | None, seed: int) -> Dataset:
 
 
 def breast_cancer(spec: str, n: int | None, seed: int) -> Dataset:
-    """569 rows of the Wisconsin diagnostic table, (569, 30), columns min-max scaled."""
+    """Load the 569 rows of the Wisconsin diagnostic table, (569, 30), with min-max scaled columns."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
@@ -64,10 +64,10 @@ def breast_cancer(spec: str, n: int | None, seed: int) -> Dataset:
 
 
 def natural_patches(spec: str, n: int | None, seed: int) -> Dataset:
-    """Random square crops of ten colour photographs; the label says of which. (n, size, size, 3).
+    """Draw random square crops of ten colour photographs, (n, size, size, 3); a label is the number of a photograph.
 
-    Crops are drawn one after another, so the first k of a larger draw are the draw of k. They may overlap.
-    Near-constant crops are drawn again, from the same photograph, so that labels stay uniform.
+    Crops are drawn one after another, so the first k of a larger draw are the draw of k. Crops may overlap.
+    A near-constant crop is drawn again from the same photograph, so that labels stay uniform.
 
     Args:
         spec: `natural_patches`, or `natural_patches:SIZE` for another side than 32, from 8 to 300.
@@ -85,7 +85,7 @@ def natural_patches(spec: str, n: int | None, seed: int) -> Dataset:
 
 
 def photographs(spec: str, n: int | None, seed: int) -> Dataset:
-    """Random views of ten colour photographs, shrunk; the label says of which photograph. (n, size, size, 3).
+    """Draw shrunk random views of ten colour photographs, (n, size, size, 3); a label is a photograph's number.
 
     A view is a square crop whose side is between 60 % and 100 % of the photograph's shorter side, so a person can
     recognise what it shows even at 32 pixels. Views are drawn one after another, so the first k of a larger draw are
@@ -106,7 +106,7 @@ def photographs(spec: str, n: int | None, seed: int) -> Dataset:
     def view(photograph: np.ndarray) -> np.ndarray:
         shorter = min(photograph.shape[:2])
         side = int(rng.integers(int(_SMALLEST_VIEW * shorter), shorter + 1))
-        # No photograph is flat over so large a part of it.
+        # A view need not be checked for variation: no photograph is flat over so large a part.
         crop = Image.fromarray(_crop(photograph, side, rng))
         return np.asarray(crop.resize((size, size), Image.Resampling.BOX))
 
@@ -116,7 +116,7 @@ def photographs(spec: str, n: int | None, seed: int) -> Dataset:
 def _views(
     spec: str, count: int, size: int, rng: np.random.Generator, view: Callable[[np.ndarray], np.ndarray]
 ) -> Dataset:
-    """Labelled views: of each, the photograph is drawn first, uniformly, and `view` cuts it from that photograph."""
+    """Draw labelled views: for each, draw a photograph uniformly, then call `view` to cut the view from it."""
     sources = [_photograph(package, file) for package, file in _PHOTOGRAPHS]
     views, labels = [], []
     require_host_bytes(count * size**2 * _BYTES_PER_PIXEL, f"{count} samples of {spec} were asked for: take fewer")
@@ -156,7 +156,7 @@ def _photograph(package: str, file: str) -> np.ndarray:
 
 
 def _shipped(package: str, file: str) -> Path:
-    """Path of a file inside an installed package, found without importing it and never downloaded."""
+    """Find the path of a file inside an installed package; the package is not imported, and nothing is downloaded."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise FileNotFoundError(f"{package} is not installed, so its {file} is not at hand")

@@ -1,8 +1,9 @@
 """Tables for vertical studies: raw columns first, then an encoding fitted on the attacker's rows only.
 
-`load` scales a table over all its rows, which is fine where a reconstruction is scored against the same numbers. A
-vertical study trains on one part what it applies to another, so here nothing is looked at beyond the fitted rows: the
-scale, the categories and the dropped columns all come from the shadow part, and encoded values have a stated scale.
+`load` scales a table over all its rows, which is fine if a reconstruction is scored against the same numbers. A
+vertical study trains an attack on one part of the rows (the shadow part) and applies it to another. The encoding of
+this module therefore uses the fitted rows only: the scale, the categories and the dropped columns all come from the
+shadow part. Encoded values lie in [0, 1].
 """
 
 import os
@@ -20,9 +21,9 @@ from jaxleak.data._load import HOW_TO_MAKE, load
 Scaling = Literal["minmax", "quantile"]
 Categories = Literal["hashed", "one_hot"]
 
-#: Names of columns and classes that a sentence lists.
+#: Largest number of names of columns or classes that a sentence lists.
 _SHOWN = 5
-#: Names of the tables, whose columns `load_table` gives as they are.
+#: Names of the tables that `load_table` reads from the data folder, with unscaled columns.
 TABLES = ("adult", "avazu", "credit_default", "criteo", "sensorless")
 _MEMBERS = ("x", "x_num", "x_cat", "y", "is_categorical")
 
@@ -35,17 +36,17 @@ class Table(NamedTuple):
     y: np.ndarray  # (N,) int32 in [0, C)
     num_classes: int  # C
     name: str
-    classes: tuple[str, ...] = ()  # what the file calls the classes, where it is not 0 ... C-1
-    names: tuple[str, ...] = ()  # names of the features, numeric ones first, where the file names any
+    classes: tuple[str, ...] = ()  # names of the classes in the file; empty if they are 0 ... C-1
+    names: tuple[str, ...] = ()  # names of the features, numeric ones first; empty if the file has none
 
     @property
     def num_features(self) -> int:
-        """F1 + F2; features are numbered numeric first."""
+        """The number of features, F1 + F2; numeric features are numbered first."""
         return self.numeric.shape[1] + self.categorical.shape[1]
 
     @property
     def about(self) -> str:
-        """How the columns and labels were read, in a sentence for whoever may have meant them otherwise."""
+        """A sentence that says how the columns and labels were read, so that a user can notice a misreading."""
         missing = int(np.isnan(self.numeric).sum())
         columns = [f"{self.numeric.shape[1]} numeric" + (f" (missing values: {missing})" if missing else "")]
         if count := self.categorical.shape[1]:
@@ -64,14 +65,14 @@ class TableEncoding(NamedTuple):
 
     numeric: tuple[int, ...]  # kept columns of `Table.numeric`
     categorical: tuple[int, ...]  # kept columns of `Table.categorical`
-    grids: tuple[np.ndarray, ...]  # per kept numeric column: the sorted values that encode as 0 ... 1, evenly spaced
-    codes: tuple[np.ndarray, ...]  # per kept categorical column: known codes in one-hot order, empty where hashed
+    grids: tuple[np.ndarray, ...]  # per kept numeric column: sorted values whose codes are evenly spaced from 0 to 1
+    codes: tuple[np.ndarray, ...]  # per kept categorical column: known codes in one-hot order, empty if hashed
     buckets: int
     columns: tuple[np.ndarray, ...]  # per kept feature, numeric first: its columns in the encoded array
 
 
 def load_table(spec: str) -> Table:
-    """All rows of a table, unscaled.
+    """Load all rows of a table without scaling them.
 
     | spec | columns |
     |---|---|
@@ -110,22 +111,23 @@ def fit_encoding(
 ) -> TableEncoding:
     """Learn an encoding to [0, 1] from the rows of the attacker's shadow part.
 
-    Numeric columns are scaled so that the fitted rows fill [0, 1]; values outside are clipped, missing ones become 0.
-    Categorical columns are hashed, one feature each (code mod `buckets`, divided by `buckets - 1`), which keeps the
-    feature counts that the papers print; or one-hot over the most frequent codes, all zeros for any other. Columns
-    that are constant over the fitted rows are dropped: they would only make a mean squared error look small.
+    Numeric columns are scaled so that the fitted rows fill [0, 1]. Values outside are clipped, and missing values
+    become 0. A hashed categorical column becomes one feature (code mod `buckets`, divided by `buckets - 1`), which
+    keeps the feature counts that the papers print. A one-hot column becomes one feature for each of the most frequent
+    codes; any other code is all zeros. Columns that are constant over the fitted rows are dropped, because they would
+    only make a mean squared error look small.
 
     Args:
-        table: from `load_table`.
-        rows: (n,) positions to fit on, not empty.
+        table: table from `load_table`.
+        rows: (n,) positions of the rows to fit on, not empty.
         scaling: "minmax" keeps distances; "quantile" maps a value to its rank among the fitted rows, so that long
             tails (Criteo) do not squeeze everything to 0.
         categories: "hashed" or "one_hot".
-        buckets: >= 2, for hashed columns.
-        max_categories: >= 1, codes with a column of their own, for one-hot columns.
+        buckets: number of buckets of a hashed column, >= 2.
+        max_categories: largest number of codes of a one-hot column with a feature of their own, >= 1.
 
     Raises:
-        ValueError: on options out of range, no rows, or if every column is constant.
+        ValueError: if options are out of range, if there are no rows, or if every column is constant.
     """
     _validate.one_of(("minmax", "quantile"), scaling=scaling)
     _validate.one_of(("hashed", "one_hot"), categories=categories)
@@ -168,9 +170,9 @@ def encode(encoding: TableEncoding, table: Table) -> np.ndarray:
 
 
 def missing_entries(encoding: TableEncoding, table: Table) -> np.ndarray:
-    """Which entries of `encode` stand for a missing value: (N, width) bool.
+    """Mark the entries of `encode` that stand for a missing value: (N, width) bool.
 
-    They are among the numeric columns. A missing category is a category of its own.
+    Only numeric columns have such entries, since a missing category counts as a category of its own.
     """
     absent = np.zeros((len(table.y), sum(map(len, encoding.columns))), bool)
     absent[:, : len(encoding.numeric)] = np.isnan(table.numeric[:, list(encoding.numeric)])

@@ -22,25 +22,27 @@ def partition_features(
     beta: float = 4.0,
     seed: int = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Deal features to parties. The VFLRecon paper names three ways (Table IV) and defines none; here they are
+    """Deal features to parties in one of the three ways that the VFLRecon paper names.
+
+    The paper lists the three ways (Table IV) without defining them. They are defined here as
 
     - "random": a uniform permutation, cut into the parties' sizes.
     - "gaussian": parties hold neighbouring features with blurred borders. Feature j of the original order gets the
       position j + s Z_j with independent standard normal Z_j and s = F / (2 P); features are cut in the order of their
       positions, and parties take the pieces in random order.
-    - "gibbs": features that say the same go together. A partition with the given sizes has probability proportional
-      to exp(beta * sum of |corr(i, j)| over pairs held by one party), a Gibbs measure; it is sampled from a uniform
-      start by Metropolis swaps of two features of different parties, 20 F proposals. The adversary then has fewer
-      features that correlate with the victims', so this is the hardest of the three for it.
+    - "gibbs": correlated features go to the same party. A partition with the given sizes has probability proportional
+      to exp(beta * sum of |corr(i, j)| over pairs held by one party), a Gibbs measure. It is sampled from a uniform
+      start by 20 F proposals of Metropolis swaps between two features of different parties. The adversary then has
+      fewer features that correlate with the victims' features, so this is the hardest way for the adversary.
 
     Args:
         num_features: F.
         parties: P, 2 <= P <= F.
-        share: the adversary's share of the features in (0, 1); it gets round(share F) features, at least one, and
-            leaves at least one to everyone else. None gives everyone the same share.
-        adversary: the party that gets the share.
-        kind: as above.
-        x: (n, F) samples in any unit, whose correlations "gibbs" uses: public, or the attacker's own.
+        share: the adversary's share of the features in (0, 1). The adversary gets round(share F) features, but at
+            least one, and leaves at least one to every other party. None gives every party the same share.
+        adversary: number of the party that gets the share.
+        kind: one of the three ways above.
+        x: (n, F) samples in any unit, public or the attacker's own; "gibbs" uses their correlations.
         beta: inverse temperature of "gibbs", >= 0; 0 is "random".
         seed: in [0, 2^32).
 
@@ -74,18 +76,18 @@ def partition_features(
 
 
 def party_slices(x: np.ndarray, columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Slices (N, P, w) of an encoded table (N, width), zero-padded to the widest party's w columns, in its unit.
+    """Cut an encoded table (N, width) into slices (N, P, w) in the table's unit, zero-padded to the largest width w.
 
-    A model of them has the widths `[len(own) for own in columns]`: `models.bottom_top(widths, num_classes)`.
+    A model of the slices has the widths `[len(own) for own in columns]`: `models.bottom_top(widths, num_classes)`.
 
     Args:
         x: (N, width) finite numbers, in any unit.
-        columns: per party the numbers (F_p,) of the columns that it holds, in [0, width), no column twice. Columns
-            that no party holds are left out.
+        columns: for each party, the numbers (F_p,) of the columns that it holds, in [0, width); no column occurs twice.
+            Columns that no party holds are left out.
 
     Raises:
-        ValueError: if x is no table of finite numbers, no party or one without columns is given, or columns are not
-            whole numbers in [0, width), all different.
+        ValueError: if x is not a table of finite numbers, if there is no party or a party without columns, or if the
+            columns are not whole numbers in [0, width), all different.
     """
     table = _finite_table(x)
     if not len(columns):
@@ -109,7 +111,7 @@ def _finite_table(x: np.ndarray) -> np.ndarray:
     wrong = np.argwhere(~np.isfinite(table))
     if len(wrong):
         row, column = wrong[0]
-        # A mean of a column with one missing value is missing, and so is every value that was standardised by it.
+        # If one value of a column is NaN, the column's mean is NaN, and standardising makes all its values NaN.
         hint = ""
         if np.isnan(table[:, column]).all():
             hint = (
@@ -127,7 +129,7 @@ def _own_columns(party: int, own: np.ndarray, width: int) -> np.ndarray:
     numbers = np.asarray(own)
     if numbers.size == 0:
         raise ValueError(f"party {party} has no features")
-    # A mask's length is not the number of its columns, by which a model of the slices would be made.
+    # A boolean mask is refused: its length is not the number of columns, which decides the widths of the model.
     hint = ": of a mask take np.flatnonzero(mask)" if numbers.dtype == bool else ""
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise ValueError(
@@ -141,7 +143,7 @@ def _own_columns(party: int, own: np.ndarray, width: int) -> np.ndarray:
 
 
 def _require_disjoint(parties: Sequence[np.ndarray]) -> None:
-    # A party that shares a column with its victim would be said to have reconstructed it.
+    # If two parties shared a column, an attacker among them would count as having reconstructed its own column.
     holder: dict[int, int] = {}
     for party, numbers in enumerate(parties):
         for column in numbers.tolist():

@@ -13,7 +13,7 @@ from jaxleak.data._dataset import Dataset, build
 
 _IDX_IMAGES = 0x00000803  # unsigned bytes, three dimensions
 _IDX_LABELS = 0x00000801  # unsigned bytes, one dimension
-#: What reading a damaged archive raises.
+#: Exceptions that may be raised when a damaged archive is read.
 UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -29,10 +29,10 @@ UNREADABLE = (
 
 
 def existing_file(path: str | Path) -> Path:
-    """The path with `~` expanded.
+    """Expand `~` in a path and check that it is a file.
 
     Raises:
-        FileNotFoundError: if it is not a file.
+        FileNotFoundError: if the path is not a file.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -41,10 +41,10 @@ def existing_file(path: str | Path) -> Path:
 
 
 def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
-    """Arrays `x` and `y` of an npz file, with class names from `class_names` where it has them.
+    """Load the arrays `x` and `y` of an npz file, and the class names from `class_names` if it has this array.
 
     Args:
-        spec: becomes the dataset's name.
+        spec: data specification, which becomes the dataset's name.
         path: the file. `x` is uint8 or float of shape (N, H, W, C) or (N, H, W) (images), or (N, F) (table);
             `y` is (N,) integers; `class_names`, optional, is an array of text. Other members are not read.
         n: number of samples to draw, or None for all.
@@ -64,7 +64,7 @@ def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
 
 
 def read_npz(path: Path, names: Sequence[str] = ("x", "y", "class_names")) -> dict[str, np.ndarray]:
-    """The members of these names of an npz file, as far as it has them.
+    """Read the named members of an npz file; names that the file lacks are left out.
 
     Raises:
         ValueError: if the file is no npz file, is damaged, or a member would have to be unpickled.
@@ -80,7 +80,7 @@ def read_npz(path: Path, names: Sequence[str] = ("x", "y", "class_names")) -> di
                     found[name] = archive[name]
         return found
     except UNREADABLE as error:
-        if "Object arrays" in str(error):  # the only word of numpy's for it
+        if "Object arrays" in str(error):  # NumPy has no other sign for this error
             raise ValueError(
                 f"{path}: {name} has dtype object, which is never unpickled: store numbers, with text columns encoded "
                 "as codes first"
@@ -89,10 +89,10 @@ def read_npz(path: Path, names: Sequence[str] = ("x", "y", "class_names")) -> di
 
 
 def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Dataset:
-    """Images and labels of the two idx files in which MNIST and its kin are published.
+    """Load images and labels from two idx files, the format in which MNIST and similar data sets are published.
 
     Args:
-        spec: becomes the dataset's name.
+        spec: data specification, which becomes the dataset's name.
         images: idx3-ubyte file, raw or gzip.
         labels: idx1-ubyte file, raw or gzip.
         n: number of samples to draw, or None for all.
@@ -109,10 +109,10 @@ def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Data
 
 
 def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, H, W) and labels (N,), both uint8.
+    """Read images (N, H, W) and labels (N,), both uint8, from two idx files.
 
     Raises:
-        ValueError: as `idx`.
+        ValueError: if a file has the wrong magic number or length, or the counts differ.
     """
     x, y = read_idx(images, _IDX_IMAGES), read_idx(labels, _IDX_LABELS)
     if len(x) != len(y):
@@ -121,17 +121,17 @@ def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """An idx file of unsigned bytes.
+    """Read an idx file of unsigned bytes.
 
     Args:
-        path: the file, raw or gzip (told apart by content, not by name).
-        magic: the number that must open it; its last byte is the number of dimensions.
+        path: the file, raw or gzip; its content decides which, not its name.
+        magic: number with which the file must begin; the last byte is the number of dimensions.
 
     Returns:
         uint8 array with the dimensions that the file states.
 
     Raises:
-        ValueError: if the magic number is another, or the content is shorter or longer than stated.
+        ValueError: if the file has another magic number, or its content is shorter or longer than the header states.
     """
     axes = magic & 0xFF
     try:
@@ -143,7 +143,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
             if found != magic:
                 raise ValueError(f"magic number must be {magic}, got {found}")
             size = int(np.prod(shape, dtype=object))
-            # One byte more than stated: enough to see that the file is longer.
+            # One byte more than stated is read, which is enough to notice a longer file.
             content = file.read(size + 1)
     except UNREADABLE as error:
         raise ValueError(f"{path} is no idx file of {axes} dimensions, or is corrupt: {error}") from error
@@ -154,10 +154,10 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
 
 
 def count(path: Path) -> int:
-    """Number of samples of an npz file.
+    """Count the samples of an npz file.
 
     Raises:
-        ValueError: as `read_npz`, or if it has no array `y`.
+        ValueError: as `read_npz`, or if the file has no array `y`.
     """
     members = read_npz(path)
     if "y" not in members:

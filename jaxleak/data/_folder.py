@@ -14,9 +14,9 @@ from jaxleak.data._size import split_size
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp"})
 _HAM10000_CSV = "HAM10000_metadata.csv"
 _GRAY_MODES = frozenset({"1", "L"})
-# Pillow converts these to RGB without loss of range; 16-bit and float modes it would clip.
+# Pillow converts these modes to RGB without loss of range; it would clip 16-bit and float modes.
 _COLOUR_MODES = frozenset({"CMYK", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"})
-#: Three channels, first as bytes and then as 32-bit floats.
+#: Memory per pixel: three channels, first as bytes and then as 32-bit floats.
 _BYTES_PER_PIXEL = 15
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
@@ -28,15 +28,17 @@ class _Listing(NamedTuple):
 
 
 def folder(spec: str, n: int | None, seed: int) -> Dataset:
-    """Images of `folder:DIR` or `folder:DIR?size=32`.
+    """Load the images of `folder:DIR` or `folder:DIR?size=32`.
 
-    Two layouts are known. With `HAM10000_metadata.csv` in DIR, its columns `image_id` and `dx` give files (in DIR
-    or one folder below) and classes. Otherwise every subfolder that holds images is a class, directly
-    (Linnaeus 5) or one level down (LC25000, whose classes are then called like `lung_image_sets/lung_n`). Where
-    DIR has class folders under `train/` and `test/`, `train/` is taken; name `DIR/test` to have the other.
+    Two layouts are known. If DIR has the file `HAM10000_metadata.csv`, the columns `image_id` and `dx` of this file
+    give the image files (in DIR or one folder below) and their classes. Otherwise every subfolder that holds images is
+    a class, directly in DIR (Linnaeus 5) or one level down (LC25000, with class names like `lung_image_sets/lung_n`).
+    If the class folders lie in `train/` and `test/`, `train/` is loaded; the specification `folder:DIR/test` loads
+    the other.
 
-    Images are grayscale (C = 1) if all files of the folder are, drawn or not, else RGB, so that every draw has the same
-    shape. Only the drawn files are read; where all of them are grayscale, so are the headers of the others.
+    Images are grayscale (C = 1) if all files of the folder are, drawn or not, and RGB otherwise, so that every draw has
+    the same shape. Only the drawn files are read. If all of them are grayscale, the headers of the other files are
+    read too.
 
     Args:
         spec: `folder:DIR`; `?size=S` cuts the centre square of every image and resizes it to S x S by Lanczos.
@@ -139,7 +141,7 @@ def _images(root: Path) -> list[Path]:
 
 
 def _has_colour(path: Path) -> bool:
-    """Whether a file's header says so; a file that cannot be read is told of when it is drawn."""
+    """Whether a file's header states a colour mode; False for an unreadable file, which is an error once drawn."""
     try:
         with Image.open(path) as file:
             return file.mode in _COLOUR_MODES
@@ -148,7 +150,7 @@ def _has_colour(path: Path) -> bool:
 
 
 def _read(path: Path, size: int | None) -> Image.Image:
-    """One image in mode L or RGB, resized where a size is given."""
+    """Read one image in mode L or RGB; with a size, the centre square is resized."""
     try:
         with Image.open(path) as file:
             mode = file.mode

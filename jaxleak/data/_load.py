@@ -1,4 +1,4 @@
-"""The door to all data: a short text names a dataset, `load` answers with arrays."""
+"""One function that loads all data: a short text names a dataset, and `load` returns its arrays."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ _PATTERNS = (
     "photographs:SIZE",
     "tfds:NAME/SPLIT",
 )
-#: Ends the message about a file that is not there.
+#: The end of a message about a missing file.
 HOW_TO_MAKE = "docs/data.md says what is in it and how to make it"
 _MNIST_IMAGES = "raw/mnist/train-images-idx3-ubyte.gz"
 _MNIST_LABELS = "raw/mnist/train-labels-idx1-ubyte.gz"
@@ -67,13 +67,13 @@ SIZExSIZEx3 |
 `lc25000_lung32`, `mnist`, `sensorless`, `yale32` | the npz file of that name in the folder that the environment \
 variable JAXLEAK_DATA_DIR names |
 
-    Any images may be followed by `?size=S`, such as `ham10000?size=32`: the centre square of every image, brought to
-    S x S pixels.
+    The name of any images may be followed by `?size=S`, such as `ham10000?size=32`: the centre square of every image
+    is then resized to S x S pixels.
 
     `mnist` with more samples than its npz file has is read from `raw/mnist/train-*-ubyte.gz` in that folder.
 
     Args:
-        spec: which data, as above.
+        spec: data specification, one of the table above.
         n: number of samples, drawn without replacement: the first n of one permutation by
             `numpy.random.default_rng(seed)`. None takes all (shuffled too; 1000 of
             `natural_patches`, 200 of `photographs`).
@@ -92,7 +92,7 @@ variable JAXLEAK_DATA_DIR names |
     kind, colon, rest = spec.partition(":")
     if kind == "csv" and rest:
         return _csv.csv_table(spec, n, seed)
-    if "?" in spec and kind != "folder":  # files of a folder are brought to one size one by one
+    if "?" in spec and kind != "folder":  # the files of a folder are resized one by one while they are read
         source, size = split_size(spec)
         dataset = load(source, n, seed)
         return dataset if size is None else resized(dataset, size, spec)
@@ -116,8 +116,8 @@ variable JAXLEAK_DATA_DIR names |
 
 
 def _meant(path: str) -> str:
-    """What a path without its kind would be as a specification, as the end of a message."""
-    with contextlib.suppress(OSError):  # no text that is too long for a name is a path
+    """End a message with the specification that the user may have meant, if the text is the path of a file."""
+    with contextlib.suppress(OSError):  # a text that is too long for a file's name is no path
         if path and Path(path).is_dir():
             return f"; a folder of images is folder:{path}"
         by_suffix = {".npz": f"npz:{path}", ".csv": f"csv:{path}?label=COLUMN"}

@@ -1,4 +1,4 @@
-"""Vertical partitions: every sample is cut into one slice per party, and put together again."""
+"""Vertical partitions: cut every sample into one slice per party, and put the slices together again."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from jaxleak import _validate
 
 
 class TileLayout(NamedTuple):
-    """How images were cut into tiles, which is all that `assemble_tiles` needs."""
+    """How images were cut into tiles; `assemble_tiles` needs nothing else to put them together."""
 
     grid: tuple[int, int]  # rows and columns of tiles; party r * columns + c has the tile at (r, c)
     height: int  # height of the images in pixels
@@ -31,8 +31,8 @@ class ColumnLayout(NamedTuple):
 def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True) -> tuple[np.ndarray, TileLayout]:
     """Cut images into a square grid of tiles, one per party; two parties get the left and the right half.
 
-    Where the grid does not divide the height or width, zeros are added at the bottom or right first: four parties
-    of 25x25 images get 13x13 tiles of 26x26 images, and the layout's note says so.
+    If the grid does not divide the height or width, zeros are first added at the bottom or right. For example, 25x25
+    images are padded to 26x26, and four parties get 13x13 tiles. The layout's note says so.
 
     Args:
         x: (N, H, W, C) images, in any unit.
@@ -55,7 +55,7 @@ def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True)
     if rows > height or columns > width:
         raise ValueError(f"parties must be few enough for {height}x{width} images, got a {rows}x{columns} grid")
     h, w = (math.ceil(side / (cut * multiple)) * multiple for side, cut in ((height, rows), (width, columns)))
-    # A party of zeros only would have a perfect reconstruction for nothing.
+    # A party whose tile is all padding would be reconstructed perfectly by an image of zeros.
     if (rows - 1) * h >= height or (columns - 1) * w >= width:
         raise ValueError(
             f"{height}x{width} images in a {rows}x{columns} grid of {h}x{w} tiles leave a party nothing but padding; "
@@ -77,7 +77,7 @@ def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True)
 
 
 def assemble_tiles(tiles: ArrayLike, layout: TileLayout) -> np.ndarray:
-    """Put tiles together to images and cut the padding off: the inverse of `image_tiles`.
+    """Put tiles together into images and cut the padding off: the inverse of `image_tiles`.
 
     Args:
         tiles: (N, P, h, w, C).
@@ -102,8 +102,8 @@ def assemble_tiles(tiles: ArrayLike, layout: TileLayout) -> np.ndarray:
 def feature_columns(x: ArrayLike, parties: int) -> tuple[np.ndarray, ColumnLayout]:
     """Deal the features of a table to parties in contiguous blocks.
 
-    Where the number of features does not divide, the first parties get one more and the slices of the others end
-    with a column of zeros, which the layout's note says.
+    If the number of features is not a multiple of the number of parties, the first parties get one feature more, and
+    the slices of the others end with a column of zeros. The layout's note says so.
 
     Args:
         x: (N, F) table, its columns in any units.

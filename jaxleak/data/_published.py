@@ -1,7 +1,7 @@
-"""Data sets as their authors publish them, read piece by piece; no file is ever unpickled.
+"""Readers of data sets in the form in which their authors publish them; no file is ever unpickled.
 
-Every reader takes the files of one data set and yields dictionaries of arrays, which are the members of an archive as
-`load` and `load_table` read them. Large files come in several pieces, each of which fits into memory.
+Every reader takes the files of one data set and yields dictionaries of arrays. These are the members of an archive
+that `load` and `load_table` read. A large file is read in several pieces, each of which fits into memory.
 """
 
 import csv
@@ -14,14 +14,14 @@ import numpy as np
 
 from jaxleak.data._files import UNREADABLE, read_idx_pair
 
-#: Members of an archive: one row per sample, but for `class_names`.
+#: Members of an archive; every array except `class_names` has one row per sample.
 Members = dict[str, np.ndarray]
 
-#: Lines of a table that are read at once.
+#: Number of lines of a table that are read at once.
 _LINES = 100_000
-#: Categories of Criteo and Avazu are numbered by a hash of "column=value", modulo this.
+#: Number of codes for the categories of Criteo and Avazu: the code is a hash of "column=value" modulo this number.
 _CODES = 2**20
-#: Columns of Avazu behind the click.
+#: Columns of Avazu that follow the column of clicks.
 _AVAZU = (
     "hour",
     *("C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),
@@ -31,19 +31,19 @@ _AVAZU = (
 
 
 def mnist(files: Sequence[Path]) -> Iterator[Members]:
-    """The idx files of images and of labels, raw or gzip, in this order."""
+    """Read MNIST from its idx files of images and of labels, raw or gzip, in this order."""
     images, labels = _exactly(files, "images", "labels")
     x, y = read_idx_pair(images, labels)
     yield {"x": x[..., None], "y": y.astype(np.int64)}
 
 
 def cifar10(files: Sequence[Path]) -> Iterator[Members]:
-    """Files of the binary version: a label and 3,072 bytes of pixels for each image."""
+    """Read CIFAR-10 from files of the binary version: a label and 3,072 bytes of pixels for each image."""
     return _cifar(files, labels=1, names="batches.meta.txt")
 
 
 def cifar100(files: Sequence[Path]) -> Iterator[Members]:
-    """Files of the binary version: a coarse label, a fine one, and 3,072 bytes of pixels for each image."""
+    """Read CIFAR-100's binary version: a coarse label, a fine label and 3,072 bytes of pixels for each image."""
     return _cifar(files, labels=2, names="fine_label_names.txt")
 
 
@@ -64,7 +64,7 @@ def _cifar(files: Sequence[Path], *, labels: int, names: str) -> Iterator[Member
 
 
 def yale32(files: Sequence[Path]) -> Iterator[Members]:
-    """Deng Cai's `Yale_32x32.mat`: `fea` (165, 1024), whose images are stored column by column, and `gnd` from 1."""
+    """Read Deng Cai's `Yale_32x32.mat`: images `fea` (165, 1024), stored column by column, and labels `gnd` from 1."""
     import scipy.io  # slow to import, and no other data set needs it
 
     (file,) = _exactly(files, "Yale_32x32.mat")
@@ -77,7 +77,7 @@ def yale32(files: Sequence[Path]) -> Iterator[Members]:
 
 
 def sensorless(files: Sequence[Path]) -> Iterator[Members]:
-    """UCI's `Sensorless_drive_diagnosis.txt`: 48 numbers a line, and the class from 1."""
+    """Read UCI's `Sensorless_drive_diagnosis.txt`: each line has 48 numbers and the class, counted from 1."""
     (file,) = _exactly(files, "Sensorless_drive_diagnosis.txt")
     for first, rows in _lines(file, " "):
         table = _numbers(rows, 49, file, first)
@@ -85,7 +85,7 @@ def sensorless(files: Sequence[Path]) -> Iterator[Members]:
 
 
 def criteo(files: Sequence[Path]) -> Iterator[Members]:
-    """The challenge's `train.txt`: a click, 13 counts and 26 codes a line, between tabs; any of them may be missing."""
+    """Read Criteo's `train.txt`: each line has a click, 13 counts and 26 codes, separated by tabs; some are missing."""
     (file,) = _exactly(files, "train.txt")
     names = [f"C{number}" for number in range(1, 27)]
     for first, rows in _lines(file, "\t"):
@@ -96,7 +96,7 @@ def criteo(files: Sequence[Path]) -> Iterator[Members]:
 
 
 def avazu(files: Sequence[Path]) -> Iterator[Members]:
-    """The challenge's `train.csv`: id, click, hour (YYMMDDHH) and 21 further columns, named in the first line."""
+    """Read Avazu's `train.csv`: id, click, hour (YYMMDDHH) and 21 further columns, named in the first line."""
     (file,) = _exactly(files, "train.csv")
     for first, rows in _lines(file, ","):
         rows = rows[1:] if rows[0][:2] == ["id", "click"] else rows
@@ -118,7 +118,7 @@ def _exactly(files: Sequence[Path], *names: str) -> Sequence[Path]:
 
 
 def _lines(file: Path, between: str) -> Iterator[tuple[int, list[list[str]]]]:
-    """Pieces of a text file, with the number of the first line of each."""
+    """Yield the pieces of a text file, each with the number of its first line."""
     try:
         with file.open(newline="") as stream:
             rows = csv.reader(stream, delimiter=between, quoting=csv.QUOTE_NONE)
@@ -132,7 +132,7 @@ def _lines(file: Path, between: str) -> Iterator[tuple[int, list[list[str]]]]:
 
 
 def _numbers(rows: list[list[str]], width: int, file: Path, first: int) -> np.ndarray:
-    """float64 (rows, width)."""
+    """Convert texts to numbers: float64 (rows, width)."""
     try:
         found = np.array(rows, dtype=np.float64)
     except ValueError as error:

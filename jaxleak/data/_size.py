@@ -1,4 +1,4 @@
-"""The ending `?size=S` of a data specification: images of any size, brought to S x S pixels."""
+"""The ending `?size=S` of a data specification: images of any size are resized to S x S pixels."""
 
 import numpy as np
 from PIL import Image
@@ -7,10 +7,10 @@ from jaxleak.data._dataset import Dataset
 
 
 def split_size(spec: str) -> tuple[str, int | None]:
-    """A data specification without its ending `?size=S`, and S in pixels, or None where it has no such ending.
+    """Split a data specification into the part before `?size=S`, and S in pixels, or None without such an ending.
 
     Raises:
-        ValueError: if something else than `size=S` with a whole number S > 0 follows a question mark.
+        ValueError: if a question mark is followed by anything but `size=S` with a whole number S > 0.
     """
     source, _, query = spec.partition("?")
     if not query:
@@ -22,12 +22,12 @@ def split_size(spec: str) -> tuple[str, int | None]:
 
 
 def resized(dataset: Dataset, size: int, spec: str) -> Dataset:
-    """The centre square of every image, brought to `size` x `size` pixels by Lanczos, as those of a folder are.
+    """Resize the centre square of every image to `size` x `size` pixels by Lanczos, as for a folder of images.
 
     Args:
         dataset: x (n, H, W, C) in [0, 1].
         size: side of the new images in pixels, > 0.
-        spec: becomes the name of the new dataset.
+        spec: data specification, which becomes the name of the new dataset.
 
     Returns:
         The dataset with x (n, size, size, C) in [0, 1], float32.

@@ -10,20 +10,21 @@ from jaxleak.data._dataset import Dataset, checked_labels, class_names, draw, un
 
 
 def tfds(spec: str, n: int | None, seed: int) -> Dataset:
-    """Samples of `tfds:NAME` (split `train`), `tfds:NAME/SPLIT` or `tfds:NAME/CONFIG/SPLIT`.
+    """Load samples of `tfds:NAME` (split `train`), `tfds:NAME/SPLIT` or `tfds:NAME/CONFIG/SPLIT`.
 
-    The dataset is looked for in the folder that the environment variable TFDS_DATA_DIR names, else in
-    `$JAXLEAK_DATA_DIR/tfds`, else where tensorflow-datasets looks by itself. It must have been prepared in the
-    array_record format, the only one (with parquet) that can be read without TensorFlow. SPLIT may be a slice
-    such as `test[:100]`. Only the drawn samples are decoded.
+    The dataset is read from the folder that the environment variable TFDS_DATA_DIR names, or else from
+    `$JAXLEAK_DATA_DIR/tfds`, or else from the default folder of tensorflow-datasets. It must have been prepared in
+    the array_record format: only this format and parquet can be read without TensorFlow. SPLIT may be a slice such as
+    `test[:100]`. Only the drawn samples are decoded.
 
     Args:
-        spec: as above.
+        spec: data specification in one of the three forms above.
         n: number of samples to draw, or None for the whole split.
         seed: seed of the draw.
 
     Returns:
-        Images (n, H, W, C). The features are the dataset's supervised keys, else `image` and `label`.
+        Images (n, H, W, C) with their labels. They are read from the dataset's supervised keys, or from `image` and
+        `label` if it has none.
 
     Raises:
         FileNotFoundError: if the dataset is not prepared there; the message says how to do it.
@@ -45,7 +46,7 @@ def tfds(spec: str, n: int | None, seed: int) -> Dataset:
         ) from error
     try:
         samples = [source[int(pick)] for pick in picks]
-    except Exception as error:  # the reader and the image decoders below it raise whatever they like
+    except Exception as error:  # the reader and the image decoders may raise any exception
         raise ValueError(f"{spec}: {builder.data_dir} cannot be read, it may be corrupt: {error}") from error
     images = [np.asarray(sample[image_key]) for sample in samples]
     for pick, image in zip(picks, images, strict=True):
@@ -75,14 +76,14 @@ def _data_dir() -> str | None:
 
 
 def _prepared(spec: str, name: str) -> Any:
-    """The builder of a dataset that lies prepared on disk."""
+    """Find the builder of a dataset that is prepared on disk."""
     import tensorflow_datasets
 
     data_dir = _data_dir()
     try:
         builder = tensorflow_datasets.builder(name, data_dir=data_dir)
     except Exception as error:  # a dataset's own code runs here, and may import what is not installed
-        # For an unknown name the text goes on to list every dataset there is.
+        # For an unknown name, the following lines of the error list every dataset there is.
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{spec}: tensorflow-datasets knows no {name!r}, and none is prepared in "
@@ -106,7 +107,7 @@ def _how_to_prepare(name: str, data_dir: str | None) -> str:
 
 
 def _features(spec: str, info: Any) -> tuple[str, str]:
-    """Keys of the image and of the label."""
+    """Find the keys of the image and of the label."""
     from tensorflow_datasets.core import features
 
     keys = info.supervised_keys if info.supervised_keys is not None else ("image", "label")

@@ -1,12 +1,13 @@
 """What a command needs around an attack: a run folder that survives being killed, a progress line, and provenance.
 
-The command `jaxleak` and the studies in `experiments/` are made with it. A study makes a `RunFolder`, does its work
-in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` makes a command of it. The submodules
-have the rest: `files` (written whole or not at all), `sources` (which data results come from), `plots` and `sheets`
-(charts, and images side by side), `reports` (a report for a colleague), and `distributed` (several devices and
-processes). A study of many runs describes them as `cells` (what a number is read from), which a `runner` runs once and
-reads back afterwards; `rows` prints them and `cell_reports` writes their report. A `ledger` keeps what was measured
-beside the numbers that a paper prints. Everything is imported when it is first used.
+The command `jaxleak` and the studies in `experiments/` are built on this package. A study makes a `RunFolder`, does
+its work in phases inside a `Progress`, and ends with `RunFolder.finish`; `run_command` turns a study into a command.
+The submodules have the rest: `files` (files that are written whole or not at all), `sources` (which data the results
+come from), `plots` and `sheets` (charts, and images side by side), `reports` (a report for a colleague), and
+`distributed` (several devices and processes). A study of many runs describes them as `cells`: a cell is one number of
+a table, with the jobs that give it. A `runner` runs every job once and reads its result back afterwards; `rows` prints
+the table and `cell_reports` writes its report. A `ledger` keeps what was measured beside the numbers that a paper
+prints. Every name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""How a study is a command: options from the command line, and errors that say in one line what to mend."""
+"""Running a study as a command: options from the command line, and errors that say in one line what to fix."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
 
-#: With more options than this, --help says a few words of each, and --help-verbose explains them.
+#: With more options than this, --help says a few words about each option, and --help-verbose explains them.
 MOST_OPTIONS_WITH_TEXT = 12
 
 
@@ -23,13 +23,13 @@ def run_command(
     words: Sequence[str] | None = None,
     groups: Groups | None = None,
 ) -> None:
-    """A study's main block: options from the command line, and one line instead of a traceback for what users can mend.
+    """Run a study with options from the command line; an error that a user can fix is one line without a traceback.
 
     Args:
-        main: the study.
-        arguments: the dataclass of its options.
-        doc: what --help says.
-        name: the command's name in its help; None takes that of the program that runs.
+        main: function that runs the study.
+        arguments: dataclass of the study's options.
+        doc: text of --help.
+        name: the command's name in its help; None takes the name of the running program.
         words: the options as they are typed; None takes those of the command line.
         groups: how --help sorts the options, see `jaxleak.study._help.short_help`.
     """
@@ -70,17 +70,17 @@ def run_command(
 
 
 def _started_as() -> str | None:
-    """How a module was started, as a person types it; None where it was not by `python -m`."""
+    """Return the command that started this module, as a person types it; None if it was not `python -m`."""
     words = sys.orig_argv
     return f"python -m {words[words.index('-m') + 1]}" if "-m" in words[:-1] else None
 
 
-#: Errors that may end a command with their message; others, and most of the last kind, show where they happened.
+#: Errors that may end a command with their message alone; others, and most `RuntimeError`s, show a traceback.
 _MENDABLE = (ValueError, OSError, FloatingPointError, MemoryError, ImportError, RuntimeError)
 
 
 def _message(error: Exception) -> str | None:
-    """What is wrong, in words, also where the error has none; None for a bug, and what no user can mend."""
+    """Say in words what is wrong, even if the error has no text; None for a bug or what a user cannot fix."""
     if isinstance(error, RuntimeError):
         from jax.errors import JaxRuntimeError
 
@@ -95,7 +95,7 @@ def _message(error: Exception) -> str | None:
     return str(error).strip() or f"{type(error).__name__}, about which nothing more is known"
 
 
-#: What a person calls a metric whose name in results.json does not say it by itself.
+#: Names in words of metrics whose name in results.json is not clear by itself.
 _CALLED = {
     "psnr": "PSNR, dB",
     "psnr_mean": "PSNR, mean over images, dB",
@@ -120,7 +120,7 @@ _CALLED = {
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:
-    """Print metrics, one per line, by the names that a person would say; one seed has no deviation."""
+    """Print metrics, one per line, by their names in words; a single seed has no deviation, which is left out."""
     shown = {_CALLED.get(name, name.replace("_", " ")): value for name, value in metrics.items()}
     if metrics.get("seeds") == 1:
         shown.pop(_CALLED["psnr_spread"], None)

@@ -1,4 +1,4 @@
-"""A run folder that survives being killed, and that a refused command leaves as it was."""
+"""A run folder that stays valid if its run is killed, and that a refused command leaves unchanged."""
 
 import contextlib
 import json
@@ -29,17 +29,18 @@ from jaxleak.study.files import (
 )
 from jaxleak.study.sources import Sources
 
-#: Files of a run folder that only its last sitting has written.
+#: Files of a run folder with the log and results of earlier sittings; a fresh run deletes them when its work begins.
 OF_A_SITTING = ("metrics.jsonl", "results.json", "timing.json")
 
 
 class RunFolder:
     """`runs/<experiment>/<name>/` with config.json, sources.json, metrics.jsonl, results.json, checkpoints/, figures/.
 
-    Seconds of finished phases are stored as they happen, so that a resumed run reports the work of all its sittings.
-    config.json is that of the last run that began to work: one that is refused before leaves the folder as it was.
-    While the object lives no other process can open the folder. Of several processes of one run, each of which makes
-    and calls this alike, only the first one writes.
+    Seconds of finished phases are stored as they happen, so that a resumed run reports the work of all its sittings (a
+    sitting is the time from one start of the command to its end). config.json is that of the last run that began to
+    work: a run that is refused before that leaves the folder unchanged. While the object lives, no other process can
+    open the folder. If one run has several processes, each of them makes the object and calls it in the same way, and
+    only the first process writes.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class RunFolder:
             path: the folder to make or to reopen.
             experiment: the command's name.
             config: the command's options, for config.json.
-            fresh: results, log and seconds of earlier sittings do not count.
+            fresh: whether results, log and seconds of earlier sittings are ignored.
             program: what a person types before the options, for reports; None is the experiment's name.
 
         Raises:
-            ValueError: if the path is that of the current folder, which would be filled, or timing.json is damaged.
-            FolderInUseError: if another process writes to it; names the process.
-            OSError: if it cannot be written; nothing has been computed yet.
+            ValueError: if the path is the current folder, which would be filled, or if timing.json is damaged.
+            FolderInUseError: if another process writes to the folder; names the process.
+            OSError: if the folder cannot be written; nothing has been computed yet.
         """
         require_own_folder(path)
         self.path = Path(path).absolute()
@@ -77,7 +78,7 @@ class RunFolder:
             (self.path / "figures").mkdir(parents=True, exist_ok=True)
             self._lock = lock_folder(self.path)
             _open_folders.add(self)
-            # Also shows whether the folder can be written at all.
+            # Writing this file also shows whether the folder can be written at all.
             self._next_config.write_text(as_text(self.config))
             self.keep_log_before()
         except FolderInUseError:
@@ -91,16 +92,16 @@ class RunFolder:
         return partial_of(self.path / "config.json")
 
     def log_again(self) -> None:
-        """Forget the log of an earlier sitting, whose finished work is read back and logged by this one too.
+        """Forget the log of an earlier sitting, since this sitting reads finished work back and logs it again.
 
-        A study that is made of several calls this for each; what this sitting has logged stays.
+        A study that consists of several studies calls this for each of them; lines of this sitting stay.
         """
         if not self._logs_again:
             self._logs_again = True
             self._forget("metrics.jsonl")
 
     def _forget(self, *names: str) -> None:
-        # A run that is refused before it works has forgotten nothing.
+        # Files are deleted only once work has begun, so that a run that is refused before has deleted nothing.
         self._forgotten |= set(names)
         if self._begun and self.writes:
             for name in self._forgotten:
@@ -108,7 +109,7 @@ class RunFolder:
             self._forgotten.clear()
 
     def begin(self) -> None:
-        """The folder becomes this run's: from now on nothing is refused, and there may be results."""
+        """Make the folder this run's: from now on the command is not refused, and the folder may hold results."""
         if self._begun:
             return
         self._begun = True
@@ -126,32 +127,32 @@ class RunFolder:
             if entry.name not in self._there:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         for folder in self._new_folders:
-            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+            with contextlib.suppress(OSError):  # another process has put something there meanwhile
                 folder.rmdir()
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
+        """The folder for checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def reconstructions(self) -> Path:
-        """Where an inversion keeps the images of every seed as arrays; there is no such folder in other runs."""
+        """The folder in which an inversion keeps the images of every seed as arrays; other runs do not have it."""
         return self.path / "reconstructions"
 
     def figure(self, name: str) -> Path:
-        """Path of a figure."""
+        """Return the path of a figure."""
         return self.path / "figures" / name
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `seconds[name]`, and give up compiled programs that became too many."""
+        """Add the wall time of the block to `seconds[name]`, and drop compiled programs if they became too many."""
         self.begin()
         begin = time.perf_counter()
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):  # on a full disk the block has failed too, and says so better
+            with contextlib.suppress(OSError):  # on a full disk the block has failed too, with a better message
                 self._add_seconds(name, begin)
             raise
         else:
@@ -171,7 +172,10 @@ class RunFolder:
             append_line(self.path / "metrics.jsonl", json.dumps(jsonable(values)))
 
     def keep_log_before(self, **limits: int) -> None:
-        """Drop lines of metrics.jsonl that a killed run wrote beyond the checkpoint it resumes from, or by half.
+        """Drop lines of metrics.jsonl that a killed run wrote in part, or after the checkpoint from which it resumes.
+
+        Args:
+            **limits: largest value of a named entry that a kept line may have.
 
         Raises:
             ValueError: naming the file and the line, if a line is no JSON object.
@@ -196,18 +200,18 @@ class RunFolder:
         cells: list[dict[str, Any]] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write results.json and return its path; the status of a table none of whose cells ran is never "complete".
+        """Write results.json and return its path; if no cell of a table ran, the status is "nothing was run".
 
         Args:
-            metrics: numbers by name, or by several names one below the other.
-            status: what a run is called that has come to its end.
+            metrics: numbers by name, possibly in nested mappings.
+            status: status of a run that has come to its end.
             cells: cells of a table, each with its number or `not_run`.
-            settings: what the run resolved its options to, where it says so.
+            settings: settings to which the run resolved its options, or None.
         """
         if not self.writes:
             return self.path / "results.json"
         self.begin()
-        # Only tables of cells that may lack something say of each whether it ran.
+        # A cell without a number of ours counts as not run only if it has the entry `not_run`.
         ran = cells is None or any(has_run(cell) or "not_run" not in cell for cell in cells)
         result = {
             "experiment": self.experiment,
@@ -223,7 +227,7 @@ class RunFolder:
         return self.path / "results.json"
 
     def contents(self) -> str:
-        """Where results and arrays are, and on the last line where the pictures are: what a command ends with."""
+        """Say where results and arrays are, and on the last line where the pictures are, for the end of a command."""
         said = f"results are in {self.path / 'results.json'}"
         report = self.path / "report.md"
         if report.exists():
@@ -242,7 +246,7 @@ class RunFolder:
         return said
 
 
-#: Run folders that this process opened, so that a command that is refused can leave them as they were.
+#: Run folders that this process opened, so that a refused command can leave them unchanged.
 _open_folders: "weakref.WeakSet[RunFolder]" = weakref.WeakSet()
 
 
@@ -258,6 +262,6 @@ def has_run(row: dict[str, Any]) -> bool:
 
 
 def take_back_folders() -> None:
-    """Leave the run folders that this process opened as they were, where no work has begun in them."""
+    """Restore the run folders that this process opened, unless work has begun in them."""
     for folder in list(_open_folders):
         folder.take_back()

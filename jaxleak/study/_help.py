@@ -1,4 +1,4 @@
-"""What --help says: a summary with examples, and a few words of every option, on one screen of 60 lines."""
+"""The text of --help: a summary with examples, and a few words about every option, on one screen of 60 lines."""
 
 import ast
 import dataclasses
@@ -10,15 +10,15 @@ import typing
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-#: Lines and columns of what --help says.
+#: Largest number of lines in the text of --help, and the width of its lines in characters.
 MOST_LINES, WIDTH = 60, 80
-#: Lines of examples that --help shows.
+#: Largest number of lines of examples that --help shows.
 MOST_EXAMPLES = 9
-#: Headings of --help to the options below them, as they are typed, without the dashes.
+#: Maps a heading of --help to the options below it, as they are typed, without the dashes.
 Groups = Mapping[str, Sequence[str]]
-#: A longer name with its default does not push the words of all other options to the right.
+#: Longest option, with default, that sets the width of the first column, by the number of columns of options.
 _LONGEST = {1: 30, 2: 20}
-#: What ends the first words of a text.
+#: Marks at which the first words of a text end.
 _MARK = re.compile(r"[.:;](?:\s|$)| \(")
 
 
@@ -30,18 +30,19 @@ class Option(typing.NamedTuple):
 
 
 def short_help(program: str | None, arguments: type, doc: str, groups: Groups = MappingProxyType({})) -> str:
-    """The text of --help: usage, summary, and every option with its default and a few words.
+    """Make the text of --help: usage, summary, and every option with its default and a few words.
 
     Args:
         program: the command as it is typed.
-        arguments: the dataclass of its options. The words of an option are the first of the text below its field, up
-            to a colon, a semicolon, a bracket or the end of the sentence; they say of a flag that is on what it does.
-        doc: what --help-verbose says of the command.
-        groups: how the options are sorted; those that no group has stand below the first words
-            about their dataclass, or `options`.
+        arguments: the dataclass of the command's options. The words of an option are the first words of the text below
+            its field, up to a colon, a semicolon, a bracket or the end of the sentence. For a flag that is on by
+            default, they say what the flag does.
+        doc: what --help-verbose says about the command.
+        groups: how the options are sorted. Options without a group stand below the first words about their dataclass,
+            or below `options`.
 
     Raises:
-        ValueError: if `groups` has an option that there is not.
+        ValueError: if `groups` has an option that does not exist.
     """
     head = f"usage: {program} [-h] [OPTIONS]\n\n{summary(doc)}\n"
     found = grouped(arguments, groups)
@@ -52,7 +53,7 @@ def short_help(program: str | None, arguments: type, doc: str, groups: Groups = 
 
 
 def summary(doc: str) -> str:
-    """What --help says of a command: the first sentence, and the first of its examples; --help-verbose says all."""
+    """Shorten a command's text for --help to the first paragraph and the first examples; --help-verbose says all."""
     first, *others = doc.strip().split("\n\n")
     examples = next((part for part in others if part.startswith("    ")), "")
     lines = [line for command in examples.splitlines() for line in _folded(command)][:MOST_EXAMPLES]
@@ -64,7 +65,7 @@ def summary(doc: str) -> str:
 
 
 def _folded(command: str) -> list[str]:
-    """A line of an example as lines that fit: a remark above it, and breaks before options as a shell has them."""
+    """Break a line of an example into lines that fit: the remark goes above, and lines break before options."""
     if len(command) <= WIDTH:
         return [command]
     indent = " " * (len(command) - len(command.lstrip()))
@@ -82,7 +83,7 @@ def _folded(command: str) -> list[str]:
 
 
 def grouped(arguments: type, groups: Groups = MappingProxyType({})) -> dict[str, dict[str, Option]]:
-    """The options below their headings, by their names as they are typed; see `short_help`."""
+    """Sort the options below their headings, by their names as they are typed; see `short_help`."""
     found = _by_heading(arguments, {}, "", "options")
     shown = {name: option for options in found.values() for name, option in options.items()}
     named = [name for group in groups.values() for name in group]
@@ -95,7 +96,7 @@ def grouped(arguments: type, groups: Groups = MappingProxyType({})) -> dict[str,
 
 
 def count_options(arguments: type) -> int:
-    """How many options a dataclass gives, those of the dataclasses in it included."""
+    """Count the options of a dataclass, including those of the dataclasses in it."""
     kinds = typing.get_type_hints(arguments)
     names = [field.name for field in dataclasses.fields(arguments)]
     return sum(count_options(kinds[name]) if dataclasses.is_dataclass(kinds[name]) else 1 for name in names)
@@ -104,7 +105,7 @@ def count_options(arguments: type) -> int:
 def _by_heading(
     arguments: type, defaults: Mapping[str, typing.Any], prefix: str, heading: str
 ) -> dict[str, dict[str, Option]]:
-    """Heading to the options below it; `defaults` go before those of the dataclass."""
+    """Map every heading to the options below it; `defaults` take precedence over those of the dataclass."""
     kinds, texts = typing.get_type_hints(arguments), _texts(arguments)
     own: dict[str, Option] = {}
     found = {heading: own}
@@ -138,7 +139,7 @@ def _option(name: str, default: typing.Any, words: str) -> Option:
 
 
 def _texts(arguments: type) -> dict[str, str]:
-    """The text below every field of a dataclass, in one line."""
+    """Read the text below every field of a dataclass, each as one line."""
     found = {}
     for kind in filter(dataclasses.is_dataclass, reversed(arguments.__mro__)):
         definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
@@ -150,7 +151,7 @@ def _texts(arguments: type) -> dict[str, str]:
 
 
 def _group(heading: str, options: Mapping[str, Option], columns: int) -> list[str]:
-    """One group of --help below its heading, from the top to the bottom of each column."""
+    """Lay out one group of --help below its heading; each column is filled from top to bottom."""
     height, room = -(-len(options) // columns), WIDTH // columns - 2
     parts = [list(options.values())[first : first + height] for first in range(0, len(options), height)]
     rows = itertools.zip_longest(*(_aligned(part, columns) for part in parts), fillvalue="")
@@ -159,7 +160,7 @@ def _group(heading: str, options: Mapping[str, Option], columns: int) -> list[st
 
 
 def _aligned(options: Sequence[Option], columns: int) -> list[str]:
-    """One column, with the words of most options below each other."""
+    """Lay out one column, with the words of most options aligned."""
     width = max((len(option.typed) for option in options if len(option.typed) <= _LONGEST[columns]), default=0)
     return [f"{option.typed:<{width}}  {option.words}" for option in options]
 

@@ -1,4 +1,4 @@
-"""Defenses of one's own in a study: what a Python file has under a name, for clients and for parties."""
+"""A user's own defenses in a study, for clients and for parties: reading them from a Python file by name."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,15 +10,15 @@ Kind = TypeVar("Kind")
 
 
 def own_defense(name: str, kind: type[Kind]) -> Kind | Callable[[float], Any]:
-    """What is known of a defense, or the function that makes it from its strength.
+    """Read the description of a user's own defense, or the function that makes it from its strength.
 
     Args:
         name: FILE.py:NAME; the file is run once in a process.
         kind: `defenses.ClientDefense` or `defenses.SplitDefense`, whose `build` makes a defense.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: on a file that cannot be imported or has no such name, or if it stands for something else.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file cannot be imported or has no such name, or if the name stands for something else.
     """
     found = read_once(name).value
     makes = getattr(found, "build", None) if isinstance(found, kind) else found

@@ -1,4 +1,4 @@
-"""Texts beside the points of a chart, where they cover neither each other, nor a point, a line or the frame."""
+"""Texts beside the points of a chart, placed so that they cover no other text, point, line or frame."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-#: Letters beside points: their size in points, and what a letter takes of it in width.
+#: Font size of the texts in points, and width of a letter as a fraction of the font size.
 _LETTERS, _LETTER_WIDTH = 7, 0.62
-#: What is left free between two texts, in points: numbers would read as one.
+#: Space between two texts, in points, without which two numbers would read as one.
 _BETWEEN = 4
-#: What a point of the chart takes to each side, in points.
+#: Half the width of a marker of the chart, in points.
 _POINT = 3
 
 
 def label_points(axes: "Axes", points: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write a text in a colour beside every (x, y, text, colour), where it covers no text, point, frame or line.
+    """Write a text in a colour beside every (x, y, text, colour), so that it covers no text, point, frame or line.
 
-    One that has no such place may stand on a line, and one without any is left out.
+    If there is no such place, the text may cover a line; if there is no place at all, the text is left out.
     """
     from matplotlib.colors import to_rgb
 
@@ -41,13 +41,13 @@ def label_points(axes: "Axes", points: Sequence[tuple[float, float, str, str]]) 
                 free.append(((right, above), box))
         off_lines = [place for place in free if not any(_overlap(place[1], other) for other in lines)]
         for place, box in (off_lines or free)[:1]:
-            shade = [0.6 * part for part in to_rgb(colour)]  # in which thin letters can be read on white
+            shade = [0.6 * part for part in to_rgb(colour)]  # darker, so that thin letters can be read on white
             axes.annotate(text, (x, y), fontsize=_LETTERS, color=shade, xytext=place, textcoords="offset points")
             taken.append((box[0] - _BETWEEN, box[1], box[2] + _BETWEEN, box[3]))
 
 
 def _along(line: "Line2D", scale: float) -> np.ndarray:
-    """Points (n, 2) of a line on the page, close enough to each other that no letter fits between them."""
+    """Sample points (n, 2) of a line on the page, so densely that no letter fits between two of them."""
     corners = line.get_transform().transform(line.get_xydata()) / scale
     steps = [np.linspace(0, 1, 2 + int(np.hypot(*(q - p)))) for p, q in itertools.pairwise(corners)]
     between = [p + t[:, None] * (q - p) for t, (p, q) in zip(steps, itertools.pairwise(corners), strict=True)]
@@ -60,7 +60,7 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _places(width: float, height: float) -> list[tuple[float, float]]:
-    """Where a text of this size may stand, from its point: the corners, above, below and beside, and then further."""
+    """List offsets from a point for a text of this size: the corners, above, below and beside, and then farther."""
     near = _POINT + 1
     corners = [(near, near), (near, -near - height), (-near - width, near), (-near - width, -near - height)]
     straight = [(-width / 2, near + 1), (-width / 2, -near - 1 - height), (near + 1, -height / 2)]

@@ -1,4 +1,4 @@
-"""Compiled programs of a long study, given up before the system refuses to map more of them."""
+"""Dropping the compiled programs of a long study before the system refuses to map more of them."""
 
 from pathlib import Path
 
@@ -6,15 +6,14 @@ _MAPS, _LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def forget_when_many(share: float = 0.5) -> bool:
-    """Drop JAX's compiled programs, once they take up `share` of the memory maps that Linux grants a process.
+    """Drop JAX's compiled programs once the process has used `share` of the memory maps that Linux allows it.
 
-    `share` is in (0, 1].
-    XLA keeps every program in dozens of maps, so that a study whose cells compile their own would end in the middle
-    with "LLVM compilation error: Cannot allocate memory", however much memory is free. Where there is no such limit,
-    nothing happens.
+    `share` is in (0, 1]. XLA keeps every program in dozens of maps. A study whose cells compile programs of their own
+    would therefore end with "LLVM compilation error: Cannot allocate memory", however much memory is free. On a system
+    without such a limit, nothing happens.
 
     Returns:
-        Whether they were dropped; what is called again compiles again.
+        Whether the programs were dropped; a dropped program is compiled again when it is called.
     """
     try:
         with _MAPS.open() as maps:

@@ -1,4 +1,4 @@
-"""Where a run stands, and how a signal ends it where nothing is lost."""
+"""Progress of a run, and stopping it after a signal at a point where no work is lost."""
 
 import os
 import shlex
@@ -16,24 +16,24 @@ from jaxleak import _processes
 
 #: Seconds between two lines of a phase in a log.
 LOG_EVERY = 5.0
-#: What stands before the first update of a phase.
+#: Text that is shown before the first update of a phase.
 COMPILING = "compiling, which may take minutes for a deep network"
 
 
 class StoppedBySignal(SystemExit):
-    """SIGTERM or Ctrl-C, answered where nothing is lost; the exit status is 128 plus the signal's number."""
+    """A run was stopped by SIGTERM or Ctrl-C without losing work; the exit status is 128 plus the signal's number."""
 
     def __init__(self, number: int):
-        """`number` of the signal."""
+        """Take the `number` of the signal."""
         super().__init__(128 + number)
         self.signal = signal.Signals(number)
 
 
 class Progress:
-    """A bar on a terminal, and a line every few seconds elsewhere; and the place where signals are answered.
+    """A progress bar on a terminal, or a line every few seconds elsewhere; it also handles signals.
 
-    While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, and end the run
-    there, or at the end of the block, with a message that says how to continue. A second signal ends it at once.
+    While the block runs, SIGTERM and Ctrl-C wait for the next update, which comes when a chunk is done, or for the end
+    of the block. The run then ends with a message that says how to continue. A second signal ends the run at once.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Progress:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._handlers[number] = signal.signal(number, self._wait_for_update)
-        except ValueError:  # only the main thread may answer signals
+        except ValueError:  # only the main thread may handle signals
             pass
         return self
 
@@ -91,7 +91,7 @@ class Progress:
     def _wait_for_update(self, number: int, _: object) -> None:
         self._signal = number
         self._give_back()
-        # Not print: the signal may have come in the middle of one.
+        # This does not use print, since the signal may have come in the middle of a print.
         os.write(2, f"{signal.Signals(number).name}: stopping when this chunk is done\n".encode())
 
     def _give_back(self) -> None:
@@ -100,14 +100,14 @@ class Progress:
         self._handlers = {}
 
     def begin(self, phase: str) -> None:
-        """Say that the program of a phase is being made: its first update may be a minute away."""
+        """Say that the program of a phase is being compiled, since the first update may be a minute away."""
         if self._shown():
             self._bar.update(self._task, description=COMPILING, completed=0, total=None, pace="", note=phase)
         elif _processes.is_writer():
             print(f"{phase}: {COMPILING}", file=sys.stderr, flush=True)
 
     def update(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """Say where we are: phase, done of total, time left at the pace of this sitting, and a note.
+        """Show the progress: phase, done of total, time left at the present pace, and a note.
 
         Raises:
             StoppedBySignal: if a signal came, in any process of the run.
@@ -132,13 +132,13 @@ def _each(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that a person would say: seconds, minutes from two of them on, hours from two of them on."""
+    """Format a time in seconds if it is below two minutes, in minutes if it is below two hours, and else in hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def stopped_message(why: str) -> str:
-    """What was asked of this process, as the command that takes it up again."""
+    """Say why a run stopped, and which command continues it: this process's own command without `--fresh`."""
     words = [word for word in sys.orig_argv[1:] if word != "--fresh"]
     return f"{why}: stopped; what was done is saved. Continue with:\n  python {shlex.join(words)}"

@@ -1,4 +1,4 @@
-"""What made a result: the commit, the versions, the device and its memory, and a short name for the configuration."""
+"""Provenance of a result: commit, versions, device and peak memory, and a short name for a configuration."""
 
 import hashlib
 import json
@@ -18,15 +18,15 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "orbax-checkpoin
 
 
 def digest(what: dict[str, Any]) -> str:
-    """A short name for a configuration."""
+    """Make a short name for a configuration: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(json.dumps(jsonable(what), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def provenance() -> dict[str, Any]:
-    """Commit of the clone that runs, or the version of the installed package; versions and device of this run."""
+    """Return the running clone's commit or the installed package's version, and this run's versions and device."""
     root = Path(__file__).parents[2]
     try:
-        if not (root / ".git").exists():  # an environment may lie in a repository of its user's
+        if not (root / ".git").exists():  # an installed package may lie inside another repository of the user
             raise FileNotFoundError
         commit = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
@@ -49,15 +49,15 @@ def provenance() -> dict[str, Any]:
 
 
 def _cores() -> int | None:
-    """Cores that this process may use; those of the machine where the system does not tell."""
+    """Count the cores that this process may use, or the machine's cores if the system does not tell."""
     return os.cpu_count() if sys.platform in ("win32", "darwin") else len(os.sched_getaffinity(0))
 
 
 def peak_memory_gb() -> float:
-    """Largest resident memory of this process so far, in GB (10^9 bytes)."""
+    """Return the largest resident memory of this process so far, in GB (10^9 bytes)."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset / 1e9
-    import resource  # which Windows lacks
+    import resource  # Windows lacks this module
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -34,5 +34,5 @@ class _Outliving:
 
 
 def outlive_readers() -> None:
-    """From now on a run goes on, and writes its files, when whoever reads what it prints has gone away."""
+    """Let this process go on, and write its files, even if the reader of its printed output has gone away."""
     sys.stdout, sys.stderr = _Outliving(sys.stdout), _Outliving(sys.stderr)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Weights that a model is given: a file of any library's, or a folder of Orbax."""
+"""Reading a model's weights from a file of any library, or from a folder that Orbax has written."""
 
 from pathlib import Path
 
@@ -15,16 +15,16 @@ __all__ = ["read_weights"]
 
 
 def read_weights(path: Path, model: models.Classifier) -> PyTree:
-    """The model's variables out of a file of any naming, or a folder of Orbax.
+    """Read the model's variables from a file with any library's parameter names, or from a folder of Orbax.
 
     Args:
         path: a safetensors, npz or PyTorch file, or a folder, see `models.load_weights`.
         model: the model; running statistics are read if it has some.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the first parameter that is missing, of another shape or not finite; or a buffer that is
-            none of the variables, such as one of PyTorch's `FrozenBatchNorm2d`, and that the model has otherwise.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if a parameter is missing, of another shape or not finite. Also if the file has a constant of the
+            network, such as a buffer of PyTorch's `FrozenBatchNorm2d`, with another value than the model.
     """
     like = jax.eval_shape(model.init, jax.random.key(0))
     if path.is_dir():

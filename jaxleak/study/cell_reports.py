@@ -1,4 +1,4 @@
-"""The reports of studies: of those that put the paper's numbers beside ours, cell by cell, and of all others."""
+"""Reports of studies: those that compare the paper's numbers with ours, cell by cell, and all others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,17 +31,17 @@ def write_cells(
     seeds: Sequence[int],
     captions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write report.md: a section per table, and what was not run and why.
+    """Write report.md, with one section per table and a list of the cells that were not run and why.
 
     Args:
         folder: the run's folder, with its figures drawn; the report ends with its program and the options.
         title: the report's title.
         options: the command's options.
-        rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`; a cell without a number of ours
-            says in `not_run` why, and one with a `note` how it was run.
-        beside: further columns, as in `show_cells`; one without any text in a table is left out there.
-        seeds: the seeds that the numbers are over.
-        captions: what stands under the figures, as in `write_markdown`.
+        rows: cells with `id` (which begins with the table), `paper`, `unit` and `ours`. If `ours` is None, `not_run`
+            says why; a `note` says how the cell was run.
+        beside: further columns, as in `show_cells`; a table leaves out a column that has no text there.
+        seeds: seeds over which the numbers were measured.
+        captions: texts below the figures, as in `write_markdown`.
     """
     by_table: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -78,15 +78,15 @@ def finish_cells(
     need_runs: bool,
     **metrics: Any,
 ) -> dict[str, float]:
-    """Write report.md and results.json, and say where everything is.
+    """Write report.md and results.json, and print what the run folder contains.
 
     Args:
         folder, title, options, rows, beside, seeds, captions: as in `write_cells`.
-        need_runs: raise in the end, as `require_runs` does, if no cell ran.
-        metrics: others than those returned, for results.json.
+        need_runs: whether to raise at the end, as `require_runs` does, if no cell ran.
+        metrics: further metrics for results.json, beside those that are returned.
 
     Returns:
-        `cells_run`, `cells_listed` and `seconds`.
+        `cells_run` and `cells_listed` (numbers of cells that did and did not run), and `seconds`.
     """
     write_cells(folder, title, options, rows, beside, seeds=seeds, captions=captions)
     ran = sum(map(has_run, rows))
@@ -126,16 +126,16 @@ def write_rows(
     answer: str = "",
     captions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write report.md with one table, of all that the rows say in a number or a word.
+    """Write report.md with one table of all entries of the rows that are numbers, texts or booleans.
 
     Args:
         folder: the run's folder, with its figures drawn; the report ends with its program and the options.
         title: the report's title.
         options: the command's options.
-        rows: name to value; lists and trees are left to results.json.
-        seeds: the seeds that the numbers are over.
-        answer: a sentence or two that say what was found, above everything else.
-        captions: what stands under the figures, as in `write_markdown`.
+        rows: rows that map names to values; lists and trees are not shown, they belong in results.json.
+        seeds: seeds over which the numbers were measured.
+        answer: one or two sentences that say what was found; they stand above everything else.
+        captions: texts below the figures, as in `write_markdown`.
     """
     names = [
         name for name in dict.fromkeys(n for row in rows for n in row) if any(_is_short(row.get(name)) for row in rows)

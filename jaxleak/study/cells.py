@@ -1,4 +1,4 @@
-"""Cells of a paper's tables: what is run for them within a budget, and the rows that come of it."""
+"""Cells of a paper's tables: the jobs that are run for each cell within a budget, and the resulting rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,26 +29,26 @@ Results = Sequence[Result]
 
 
 def score_named(name: str, factor: float = 1.0) -> Callable[[Results], float]:
-    """How a cell reads one score of its first job.
+    """Make a function that reads one score from the results of a cell's first job.
 
     Args:
-        name: what `Result.scores` calls the score.
+        name: name of the score in `Result.scores`.
         factor: number by which the score is multiplied, for example 100 for per cent.
     """
     return lambda results: factor * results[0].scores[name]
 
 
 def best_match(results: Results) -> float:
-    """PSNR in dB of a cell's first job, every image matched to its best reconstruction, as most papers report it."""
+    """PSNR in dB of a cell's first job: every image is matched to its best reconstruction, as in most papers."""
     return results[0].scores["psnr_best_match"]
 
 
 def curve_at(iteration: int, column: int) -> Callable[[Results], float]:
-    """How a cell reads the curve of its first job.
+    """Make a function that reads one value from the curve of a cell's first job.
 
     Args:
-        iteration: the value is that of the last point not after it, >= 0.
-        column: which number of a point is read, >= 1; the first one, 0, is the iteration.
+        iteration: iteration >= 0; the value is read at the last point of the curve that is not after it.
+        column: which number of a point is read, >= 1; number 0 is the iteration.
     """
 
     def read(results: Results) -> float:
@@ -58,10 +58,10 @@ def curve_at(iteration: int, column: int) -> Callable[[Results], float]:
 
 
 def iterations_to(threshold: float) -> Callable[[Results], float]:
-    """How a cell reads at which iteration the curve of its first job reaches a value, or NaN if never.
+    """Make a function that finds the iteration at which the curve of a cell's first job reaches a value, or NaN.
 
     Args:
-        threshold: the value, in the unit of the curve.
+        threshold: the value to reach, in the unit of the curve; NaN means that the curve never reaches it.
     """
 
     def read(results: Results) -> float:
@@ -73,7 +73,7 @@ def iterations_to(threshold: float) -> Callable[[Results], float]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A number: the paper's, if it prints one, the jobs that give ours, and how it is read off their results."""
+    """One number of a table: the paper's value, if any, the jobs that give ours, and how ours is read from them."""
 
     id: str
     paper: float | None  # None: a figure's, or ours alone
@@ -85,7 +85,7 @@ class Cell:
 
 
 def over_rounds(same: Sequence[Cell]) -> Cell:
-    """The mean of one cell over several attacked rounds, given the cell of each of them."""
+    """Make the cell that averages one number over several attacked rounds, given the cell of each round."""
     first = same[0]
     if len(same) == 1 or first.reason or all(cell.jobs == first.jobs for cell in same):
         return first
@@ -105,27 +105,28 @@ def over_rounds(same: Sequence[Cell]) -> Cell:
 
 
 def joined(*parts: str, by: str = "; ") -> str:
-    """The parts that are not empty, in one text: notes, or by hyphens the parts of a name."""
+    """Join the parts that are not empty into one text: notes, or with `by="-"` the parts of a name."""
     return by.join(filter(None, parts))
 
 
 @dataclass
 class Budget:
-    """Seconds that are left."""
+    """The seconds that are left for measurements."""
 
     left: float
 
     def fill(
         self, row: dict[str, Any], folder: RunFolder, phase: str, need: float, measure: Callable[[], dict[str, Any]]
     ) -> None:
-        """Add to a row what was measured, or `not_run`, why nothing was; what can be measured is logged.
+        """Measure one row and log it; a row that cannot be measured gets the reason in `not_run`.
 
         Args:
-            row: gets the entries.
-            folder: keeps the time under the phase's name.
-            phase: the phase to which the time belongs.
-            need: estimated seconds.
-            measure: gives the entries. `ValueError`, `FloatingPointError` and `MemoryError` concern this row alone.
+            row: the row, which gets the measured entries.
+            folder: run folder, which logs the row and keeps the time that was spent.
+            phase: name of the phase to which the time belongs.
+            need: estimated seconds of the measurement.
+            measure: function that returns the entries. If it raises `ValueError`, `FloatingPointError` or
+                `MemoryError`, only this row is not run.
 
         Raises:
             ConfigMismatchError: if earlier results come from other data, which concerns all rows.
@@ -158,23 +159,24 @@ def run_cells(
     beside: Callable[[Cell, Sequence[Results]], dict[str, Any]] = lambda *_: {},
     watch: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> list[dict[str, Any]]:
-    """Run what fits the budget.
+    """Run the cells that fit the budget.
 
     Args:
-        cells: in the order in which they get the budget; those with a `reason` are listed.
-        runner: the runner of their jobs.
-        folder: the run folder; it is told of every row, and refuses data that earlier results do not come from.
-        seeds: every cell is repeated for these.
-        budget: is charged with the time that cells take.
-        beside: what else a row says, given the cell and the results by seed.
+        cells: cells in the order in which they get the budget; one with a `reason` is listed and not run.
+        runner: runner of the cells' jobs.
+        folder: run folder, which logs every measured row.
+        seeds: seeds for which every cell is repeated.
+        budget: budget from which the time of the cells is taken.
+        beside: function that returns further entries of a row, given the cell and its results by seed.
         watch: called as `watch("cells", number, total, id)` before a cell is run.
 
     Returns:
-        One row per cell: `id`, `paper`, `unit` and `ours`, which is the mean over the seeds, with `spread` (standard
-        deviation), `seeds`, `values` and `note`; or `not_run`, why it has none.
+        One row per cell with `id`, `paper`, `unit` and `ours`. A cell that ran has in `ours` the mean over the seeds,
+        and also `spread` (standard deviation), `seeds`, `values` and `note`. For any other cell `ours` is None, and
+        `not_run` says why.
 
     Raises:
-        ConfigMismatchError: if results at hand come from other data; nothing has been written then.
+        ConfigMismatchError: if stored results come from other data; nothing has been written then.
     """
     runner.check((job for cell in cells if not cell.reason for job in cell.jobs), seeds)
     folder.log_again()
@@ -192,7 +194,7 @@ def run_cells(
 
 
 def _why_not(cell: Cell, runner: Runner, seeds: Sequence[int]) -> str:
-    """Why the cell's jobs cannot run here, or nothing."""
+    """Say why the cell's jobs cannot run here, or return an empty text if they can."""
     try:
         for seed in seeds:
             for job in cell.jobs:

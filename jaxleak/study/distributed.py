@@ -1,4 +1,4 @@
-"""Options for several devices and several processes, and their start."""
+"""Options for several devices and several processes, and how a command starts them."""
 
 import contextlib
 import os
@@ -37,16 +37,16 @@ class Devices:
 
 
 def join_devices(options: Devices) -> "Mesh | None":
-    """Join the other processes and lay a mesh over all devices; must come before anything else touches JAX.
+    """Join the other processes and make a mesh of all devices; call it before anything else uses JAX.
 
     Returns:
         The mesh, or None for one process without `--devices`.
 
     Raises:
-        ValueError: on options that do not go together, a coordinator that cannot be reached, or more devices than
-            there are.
+        ValueError: if options do not go together, if the coordinator cannot be reached, or if there are fewer devices
+            than asked for.
     """
-    import jax  # --help shows the options above without it
+    import jax  # imported here, so that --help shows the options above without JAX
 
     from jaxleak import _mesh, _processes
 
@@ -83,10 +83,11 @@ def _join_processes(options: Devices) -> None:
 
 
 def together(step: Callable[[], Opened]) -> Opened:
-    """Run `step` in every process; if it fails in one, all stop, so that none waits for another that has ended.
+    """Run `step` in every process; if it fails in one, all stop, so that no process waits for one that has ended.
 
     Raises:
-        ValueError: in the processes where `step` succeeded while it failed elsewhere; what `step` raises otherwise.
+        ValueError: in the processes where `step` succeeded while it failed in another one. A process where `step`
+            fails raises the error of `step`.
     """
     import jax
 

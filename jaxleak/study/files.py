@@ -34,7 +34,7 @@ __all__ = [
 
 Read = TypeVar("Read")
 
-#: What reading a damaged file raises, in the hands of json, NumPy, zipfile or of whoever looks into the content.
+#: Exceptions that json, NumPy, zipfile or the caller's `read` raise on a damaged file.
 _DAMAGED = (
     ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, RecursionError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error,
@@ -42,7 +42,7 @@ _DAMAGED = (
 
 
 def jsonable(value: Any) -> Any:
-    """NumPy scalars and arrays as Python numbers and lists; infinities and NaN, which JSON lacks, as strings."""
+    """Convert NumPy scalars and arrays to numbers and lists, and infinities and NaN, which JSON lacks, to strings."""
     if isinstance(value, dict):
         return {str(key): jsonable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -57,7 +57,7 @@ def jsonable(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """`value` as the text of a JSON file."""
+    """Return `value` as the text of a JSON file."""
     return json.dumps(jsonable(value), indent=2) + "\n"
 
 
@@ -72,7 +72,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write an npz file, under this very name, so that a kill leaves either the old file or the new one."""
+    """Write an npz file under exactly this name, so that a kill leaves either the old file or the new one."""
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     write_bytes(path, content.getvalue())
@@ -82,7 +82,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file once all of its new content is on the disk.
 
     Raises:
-        OSError: naming the file, if it cannot be written; the old one stays, and no part of the new one.
+        OSError: naming the file, if it cannot be written; the old file stays, and no part of the new one is left.
     """
     partial = partial_of(path)
     with naming(path):
@@ -101,13 +101,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """Where the new content of a file is until it is complete."""
+    """Return the path at which the new content of a file is written until it is complete."""
     return path.with_name(path.name + ".partial")
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an `OSError` of the block, since a full disk is reported without it."""
+    """Add the file's name to an `OSError` that the block raises, since the error of a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -116,38 +116,38 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Stored(dict[str, Any]):
-    """What a file held by name; a name that it lacks is an error that names the file."""
+    """The named entries of a file; asking for a name that the file lacks is an error that names the file."""
 
     def __init__(self, path: Path, content: Mapping[str, Any]):
-        """`content` of `path`."""
+        """Keep the `content` that was read from the file `path`."""
         super().__init__(content)
         self._path = path
 
     def __missing__(self, name: str) -> Any:
-        """Raise `ValueError` that names the file and what it lacks."""
+        """Raise a `ValueError` that names the file and the entry that it lacks."""
         raise ValueError(f"{self._path} is damaged (it lacks {name}); delete it, or start over with --fresh")
 
 
 def read_json(path: Path, read: Callable[[Any], Read]) -> Read:
-    """What `read` takes out of the content of a JSON file.
+    """Read a JSON file and return what `read` takes out of its content.
 
     Raises:
-        ValueError: naming the file, if it holds no JSON, or if `read` fails on what it holds.
-        OSError: if it cannot be read.
+        ValueError: naming the file, if it holds no JSON, or if `read` fails on its content.
+        OSError: if the file cannot be read.
     """
     return _read(path, lambda: _parsed(path.read_text(), read))
 
 
 def read_numbers(path: Path, read: Callable[[Any], Mapping[str, Any]] = lambda content: content) -> dict[str, float]:
-    """Numbers by name that `read` takes out of a JSON file, as they stand there, NaN and infinities included.
+    """Read a JSON file and return the numbers by name that `read` takes out of it, NaN and infinities included.
 
-    Units are those of the file; errors as in `read_json`.
+    The numbers keep the units of the file; errors as in `read_json`.
     """
     return Stored(path, read_json(path, lambda content: {n: float(value) for n, value in read(content).items()}))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an npz file, none of them unpickled; errors as in `read_json`."""
+    """Read all arrays of an npz file without unpickling any; errors as in `read_json`."""
 
     def read() -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
@@ -157,9 +157,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_lines(path: Path, read: Callable[[Any], Read]) -> list[tuple[str, Read]]:
-    """The complete lines of a file of JSON lines, each with what `read` takes out of it; errors as in `read_json`.
+    """Read the complete lines of a JSON lines file, each with what `read` takes out of it; errors as in `read_json`.
 
-    A last line without its end was being written when the run was killed, and is left out.
+    A last line without a line end is left out: the run was killed while it wrote that line.
     """
     found = []
     for number, line in enumerate(_read(path, path.read_text).splitlines(keepends=True), 1):
@@ -184,6 +184,6 @@ def _read(path: Path, read: Callable[[], Read], where: str = "") -> Read:
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error.args[0]}"
-    if isinstance(error, (TypeError, AttributeError, IndexError)):  # Python's words about what the reader did with it
+    if isinstance(error, (TypeError, AttributeError, IndexError)):  # their messages describe the reader, not the file
         return "its content has another form than this command writes"
     return str(error)[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Charts, drawn from arrays and stored results in one style; nothing here computes."""
+"""Charts in one style, drawn from arrays and stored results; no results are computed here."""
 
 import io
 import itertools
@@ -33,20 +33,20 @@ __all__ = [
 STYLE = Path(__file__).with_name("jaxleak.mplstyle")
 #: The shortest range that an axis of accuracies shows.
 LEAST_SPAN = 0.1
-#: What a letter of a legend takes of its size in width.
+#: Width of a letter in a legend, as a fraction of the font size.
 _LETTER_WIDTH = 0.62
-#: What a legend's line takes in front of its text, in points.
+#: Width of the line sample in front of a legend's text, in points.
 _HANDLE = 34
-#: What a line of a legend takes of its letters' size in height.
+#: Height of one line of a legend, as a multiple of the font size.
 _LINE = 1.5
-#: Curves in one panel: what a later one covers of an earlier one shows through its gaps.
+#: Line styles of the curves in one panel: an earlier curve shows through the gaps of a later one that covers it.
 _STYLES = ("-", "--", "-.", ":")
 #: How many colours the style has.
 _COLOURS = 8
 
 
 def subplots(*shape: int, size: tuple[float, float]) -> tuple["Figure", Any]:
-    """A figure of the given size in inches, and its axes, in the style of all charts.
+    """Make a figure of the given size in inches, and its axes, in the style of all charts.
 
     Matplotlib is imported here: most commands end without a figure, and --help needs none.
     """
@@ -60,7 +60,7 @@ def subplots(*shape: int, size: tuple[float, float]) -> tuple["Figure", Any]:
 
 
 def save_figure(figure: "Figure", path: Path | str) -> None:
-    """Write a figure as PNG, and as SVG beside it, and close it; `OSError` names the file that cannot be written."""
+    """Write a figure as PNG and beside it as SVG, then close it; `OSError` names a file that cannot be written."""
     import matplotlib.pyplot as plt
 
     for name, metadata in ((Path(path), None), (Path(path).with_suffix(".svg"), {"Date": None})):
@@ -71,11 +71,11 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """A legend below the chart, in as many columns as fit; the figure grows, so that the panel keeps its size.
+    """Draw a legend below the chart, in as many columns as fit; the figure grows, so that the panel keeps its size.
 
     Args:
-        figure: what `subplots` made.
-        axes: the panel whose labels the legend shows.
+        figure: figure that `subplots` made.
+        axes: panel whose labels the legend shows.
     """
     handles, labels = axes.get_legend_handles_labels()
     size = 8 if len(labels) <= 8 else 6
@@ -88,14 +88,14 @@ def legend_below(figure: "Figure", axes: "Axes") -> None:
 def residual_scatter(
     path: Path | str, residual: np.ndarray, psnr: np.ndarray, *, certified_below: float, unanswered: int = 0
 ) -> None:
-    """The attacker's certificate (relative feature residual) against the truth (PSNR), one point per sample.
+    """Draw the attacker's certificate (relative feature residual) against the PSNR, one point per sample.
 
     Args:
         path: PNG to write.
-        residual: (I,) of the worst slice of each sample.
-        psnr: (I,) dB.
-        certified_below: the relative residual >= 0 below which the attacker trusts a sample, a dotted line.
-        unanswered: samples without an answer, which have no point; the legend says how many.
+        residual: (I,) relative residual of the worst slice of each sample.
+        psnr: (I,) PSNR of each reconstruction in dB.
+        certified_below: relative residual >= 0 below which the attacker trusts a sample; drawn as a dotted line.
+        unanswered: number of samples without an answer; they have no point, and the legend says how many they are.
     """
     figure, axes = subplots(size=(6, 4))
     shown, certified = np.minimum(psnr, 150), residual < certified_below
@@ -108,7 +108,8 @@ def residual_scatter(
         certified_below, color="black", linewidth=1, linestyle=":", label=f"certified below {certified_below:g}"
     )
     axes.set_xscale("log")
-    # From nothing on, so that a few decibels among exact images do not fill the panel; and no point touches the frame.
+    # The axis begins at 0 dB, so that small differences among exact images do not fill the panel; and the margin at
+    # the top keeps every point away from the frame.
     axes.set_ylim(min(0.0, shown.min(initial=0.0)), 1.1 * max(shown.max(initial=0.0), 30.0))
     axes.set_xlabel("relative feature residual, worst slice (known to the attacker)")
     axes.set_ylabel("PSNR in dB (needs the truth; higher is closer)")
@@ -125,14 +126,16 @@ def certificate(
     thresholds: dict[str, float],
     right: float,
 ) -> None:
-    """What an attacker can compute against the truth, one point per image, and rates along its threshold.
+    """Draw the agreement between two starts against the truth, and the share of images believed at each threshold.
+
+    The left panel has one point per image: agreement, which an attacker can compute, against SSIM to the truth.
 
     Args:
         path: PNG to write.
-        points: group to (agreement, SSIM to the truth), each group in a colour of its own.
-        rates: group to (threshold, share of the wrong images that it believes, the same of the right ones), all in
-            [0, 1] and in the colours of the points; NaN leaves a gap.
-        thresholds: what is said of a threshold to the agreement in [0, 1] at which its vertical line stands.
+        points: maps a group to (agreement, SSIM to the truth); each group has a colour of its own.
+        rates: maps a group to (thresholds, share of the wrong images that are believed, share of the right images that
+            are believed), all in [0, 1] and in the colours of the points; NaN leaves a gap.
+        thresholds: maps the name of a threshold to the agreement in [0, 1] at which its vertical line stands.
         right: SSIM to the truth, <= 1, above which an image counts as right.
     """
     figure, panels = subplots(1, 2, size=(10, 5))
@@ -160,11 +163,11 @@ def certificate(
 def scaling(
     path: Path | str, sizes: list[int], seconds: list[float], memory_gb: list[float], psnr: list[float]
 ) -> None:
-    """Time, memory and PSNR against the size of the private set, with lines of linear growth.
+    """Draw time, memory and PSNR against the size of the private set, with lines of linear growth.
 
     Args:
         path: PNG to write.
-        sizes: private samples of each run.
+        sizes: number of private samples of each run.
         seconds: wall-clock seconds that Steps I and II took.
         memory_gb: peak memory in GB (10^9 bytes).
         psnr: mean PSNR in dB.
@@ -199,17 +202,17 @@ def curves(
     log_y: bool = False,
     levels: Mapping[str, float] | None = None,
 ) -> None:
-    """Named curves in one panel.
+    """Draw named curves in one panel.
 
     Args:
         path: PNG to write.
-        series: label to (x, y), each (n,); or to (x, y, spread), of which the spread is drawn as a bar on either side.
+        series: maps a label to (x, y), each (n,), or to (x, y, spread); the spread is drawn as error bars up and down.
         xlabel: text at the horizontal axis.
         ylabel: text at the vertical axis.
         title: what the curves show.
-        log_x: horizontal axis in logarithms.
-        log_y: vertical axis in logarithms.
-        levels: label to a height, as `ylabel` measures it, at which a dashed line stands, to compare the curves with.
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical axis is logarithmic.
+        levels: maps a label to a height, in the unit of `ylabel`; a dashed line there can be compared with the curves.
     """
     figure, axes = subplots(size=(6, 4))
     for (label, (x, y, *spread)), style in zip(series.items(), itertools.cycle(_STYLES), strict=False):
@@ -239,19 +242,19 @@ def trade_off(
     xlabel: str = "PSNR of the reconstruction in dB (further left leaks less)",
     ylabel: str = "test accuracy (higher is better)",
 ) -> None:
-    """Test accuracy against what an attack recovers: one colour per defense, one point per strength.
+    """Draw test accuracy against what an attack recovers: one colour per defense, one point per strength.
 
     Args:
         path: PNG to write.
-        curves: label, for which the legend has the words of `SPOKEN` if it is a defense's name, to points in the order
-            of strength, each with `accuracy` and `psnr` of the attacker who does not know the defense (dashed), and
-            `psnr_adaptive` of the one who does (solid) and `psnr_adaptive_weak` of the one who does and has next to no
-            prior (dotted); None or NaN leaves a point out.
-        undefended: (PSNR in dB, accuracy in [0, 1]), a star.
-        grey: PSNR of a grey image in dB, where nothing is left to protect.
+        curves: maps a label to points in the order of strength. Each point has `strength`, `accuracy` and the PSNR of
+            up to three attackers: `psnr` if the attacker does not know the defense (dashed), `psnr_adaptive` if the
+            attacker knows it (solid), and `psnr_adaptive_weak` if the attacker knows it and has a weak prior (dotted).
+            None or NaN leaves a point out. The legend replaces a defense's name by the words of `SPOKEN`.
+        undefended: (PSNR in dB, accuracy in [0, 1]) without a defense, drawn as a star.
+        grey: PSNR of a grey image in dB, which shows nothing of the data.
         title: the figure's title.
-        xlabel: what the leak is measured in, where it is not the PSNR.
-        ylabel: what the utility is measured in.
+        xlabel: label of the leak, for a measure other than PSNR.
+        ylabel: label of the utility.
     """
     figure, axes = subplots(size=(7, 5))
     marked: list[tuple[float, float, str, str]] = []
@@ -260,7 +263,7 @@ def trade_off(
     edge = _outlier_edge([leak for of_attacker in leaks.values() for leak in of_attacker])
     for number, (label, points) in enumerate(curves.items()):
         look: dict[str, Any] = {"color": f"C{number}", "markersize": 4}
-        if number >= _COLOURS:  # which begin again
+        if number >= _COLOURS:  # the colours repeat from here on
             look["markerfacecolor"] = "white"
         for name, (style, marker, _) in _LEAKS.items():
             shown = [p for p in points if _number(p.get("accuracy")) and _number(p.get(name))]
@@ -283,17 +286,17 @@ def trade_off(
     axes.set_ylabel(ylabel)
     axes.set_title(title)
     axes.margins(0.06, 0.1)
-    # Differences of a few samples shall not fill the panel.
+    # The axis spans at least LEAST_SPAN, so that differences of a few samples do not fill the panel.
     low, high = axes.get_ylim()
     lacking = max(0.0, LEAST_SPAN - (high - low)) / 2
     axes.set_ylim(low - lacking, high + lacking)
     legend_below(figure, axes)
-    figure.draw_without_rendering()  # which settles where the points stand on the page
+    figure.draw_without_rendering()  # settles where the points stand on the page
     label_points(axes, marked)
     save_figure(figure, path)
 
 
-#: What legends say of a client's defense, by its name.
+#: The legend's words for a client's defense, by the defense's name.
 SPOKEN = {
     "soteria": "Soteria (ratio)",
     "quantization": "quantization (bits per entry)",
@@ -318,7 +321,7 @@ SPOKEN = {
     "adam_step": "step of Adam (learning rate)",
     "adamw_step": "step of AdamW (learning rate)",
 }
-#: The attackers of a trade-off: how their line and their points are drawn, and what the legend says.
+#: The attackers of a trade-off: line style, marker, and the words of the legend.
 _LEAKS = {
     "psnr": ("--", "o", "attacker who does not know the defense"),
     "psnr_adaptive": ("-", "s", "attacker who knows it"),
@@ -327,7 +330,7 @@ _LEAKS = {
 
 
 def _outlier_edge(values: Sequence[float]) -> float:
-    """The largest value that is no outlier: three interquartile ranges above the upper quartile, or the largest."""
+    """Find the largest value within three interquartile ranges above the upper quartile; of < 8 values, the largest."""
     if len(values) < 8:
         return max(values, default=np.inf)
     low, high = np.percentile(values, [25, 75])
@@ -341,13 +344,13 @@ def _number(value: float | None) -> bool:
 def grouped_bars(
     path: Path | str, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str, title: str = ""
 ) -> None:
-    """Bars side by side in groups, one colour for each name.
+    """Draw bars side by side in groups, one colour for each name.
 
     Args:
         path: PNG to write.
-        bars: name to one value per group, in the unit that `ylabel` states; NaN leaves a gap.
+        bars: maps a name to one value per group, in the unit that `ylabel` states; NaN leaves a gap.
         groups: labels of the groups.
-        ylabel: label of the values.
+        ylabel: label of the vertical axis.
         title: what the bars show.
     """
     figure, axes = subplots(size=(max(6.0, 1.6 * len(groups)), 4.5))

@@ -1,4 +1,4 @@
-"""A study's report.md, for a colleague: the answer, its numbers and pictures, what was not run, and how it was made."""
+"""A study's report.md for a colleague: the answer, numbers and pictures, what was not run, and how it was made."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ __all__ = [
     "write_markdown",
 ]
 
-#: Options that say where a run lies and not what it is.
+#: Options that say where a run is stored, and not what it computes.
 _WHERE = ("out", "fresh")
 
 
@@ -39,23 +39,23 @@ class Section(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """How reports and the terminal say a score of results.json."""
+    """How reports and the terminal show a score of results.json."""
 
-    name: str  # what a person calls it
-    key: str  # the name in results.json
-    unit: str = ""  # such as dB; % for a share in [0, 1]; empty where there is none
-    form: str = ".1f"  # format of the number; shares have one of their own
+    name: str  # name of the score in words
+    key: str  # name of the score in results.json
+    unit: str = ""  # unit such as dB; % for a share in [0, 1]; empty if the score has no unit
+    form: str = ".1f"  # format of the number; not used for shares
 
     def text(self, value: float) -> str:
-        """The value with its unit, such as `114.2 dB` or `100 %`."""
+        """Format a value with its unit, such as `114.2 dB` or `100 %`."""
         number = f"{100 * value:.4g}" if self.unit == "%" else f"{value:{self.form}}"
         return f"{number} {self.unit}".rstrip()
 
 
 def measured(measures: Iterable[Measure], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Name and value in words, with its unit, of every measure that `scores` have.
+    """Return the name and the formatted value, with its unit, of every measure in `scores`.
 
-    NaN says that there is nothing to say.
+    A score that is NaN is left out.
     """
     return [
         (measure.name, measure.text(scores[measure.key]))
@@ -65,7 +65,7 @@ def measured(measures: Iterable[Measure], scores: Mapping[str, float]) -> list[t
 
 
 def print_measures(measures: Iterable[Measure], scores: Mapping[str, float]) -> None:
-    """Print what `measured` gives, a line each; the measures know the units of `scores`."""
+    """Print one line for each pair that `measured` returns; the units of `scores` are those of the measures."""
     rows = measured(measures, scores)
     width = max((len(name) for name, _ in rows), default=0)
     for name, text in rows:
@@ -73,17 +73,17 @@ def print_measures(measures: Iterable[Measure], scores: Mapping[str, float]) -> 
 
 
 def command_line(program: str, options: Any) -> str:
-    """The command that gives these options, with those that differ from their defaults, for a report.
+    """Write the command line of a run for a report: the program, and the options that differ from their defaults.
 
     Args:
-        program: as a person types it, such as `python -m experiments.fedleak`.
-        options: an instance of the dataclass of a command; where the run lies, and `fresh`, are left out.
+        program: the program as a person types it, such as `python -m experiments.fedleak`.
+        options: instance of a command's dataclass of options; `out` and `fresh` are left out.
     """
     return shlex.join([*program.split(), *_words(options, {}, "")])
 
 
 def _words(options: Any, defaults: Mapping[str, Any], prefix: str) -> list[str]:
-    """The options that differ from `defaults`, or from those of their dataclass where `defaults` lack them."""
+    """List the words of the options that differ from `defaults`, or from the dataclass if `defaults` lack them."""
     words = []
     hints = typing.get_type_hints(type(options), include_extras=True)
     for field in dataclasses.fields(options):
@@ -105,12 +105,12 @@ def _words(options: Any, defaults: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def bullets(texts: Iterable[str]) -> str:
-    """A list in Markdown, with a line for each text."""
+    """Make a list in Markdown, with one line for each text."""
     return "\n".join(f"* {text}" for text in texts)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table in Markdown, whose rows are as long as the header."""
+    """Make the lines of a table in Markdown; every row has as many entries as the header."""
     return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
 
 
@@ -126,21 +126,21 @@ def write_markdown(
     not_run: Mapping[str, Sequence[str]] | None = None,
     captions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write report.md into a run folder, whose figures it shows.
+    """Write report.md into a run folder; the report shows the folder's figures.
 
-    What a reader wants first comes first: the answer, the numbers, the pictures; how they were made is at the end.
+    The report begins with the answer, the numbers and the pictures, and ends with how they were made.
 
     Args:
         folder: the run's folder, with its figures drawn.
         title: the report's title.
-        command: the command that gives the same numbers.
-        seeds: the seeds that the numbers are over.
-        sections: what was found.
-        answer: a sentence or two that say what was found, above everything else.
-        method: paragraphs that say what was done, above the seeds and the command.
-        not_run: reason to what was not run for it.
-        captions: what the figures show, by a pattern of their names such as `*-distance.png`; the first that fits is
-            taken, and a figure that no pattern fits has its name.
+        command: command that gives the same numbers.
+        seeds: seeds over which the numbers were measured.
+        sections: sections with the results.
+        answer: one or two sentences that say what was found; they stand above everything else.
+        method: paragraphs that say what was done; they stand above the seeds and the command.
+        not_run: maps a reason to the names of what was not run for this reason.
+        captions: maps a pattern of file names, such as `*-distance.png`, to the caption of the figures that fit it.
+            The first pattern that fits counts; a figure that fits none has its file name as caption.
 
     Raises:
         OSError: naming the file, if it cannot be written.

@@ -1,4 +1,4 @@
-"""Rows of a table: which of them have run, why the others have not, and how the reasons are printed."""
+"""Rows of a table: which rows have run, why the others have not, and how both are printed."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,18 +25,18 @@ __all__ = [
     "value_of",
 ]
 
-#: How a cell's reason for not having been run begins where data are missing, and what it says beyond the budget.
+#: Text with which a cell's `not_run` reason begins if data are missing, and the text if the cell exceeds the budget.
 NO_DATA, BEYOND_BUDGET = "no data: ", "beyond the budget"
-#: Headings of what stands beside a row's own number, each with what a row has below it.
+#: Further columns beside a row's own number: maps a heading to the function that gives a row's text below it.
 Beside = Mapping[str, Callable[[dict[str, Any]], str]]
-#: Columns of a table where nobody's terminal says how many there are.
+#: Width of a printed table in characters where the output is no terminal.
 WIDTH = 80
 #: The reason of a cell that the options leave out.
 NOT_ASKED = "not asked for"
 
 
 def require_match(only: str, identifiers: Iterable[str]) -> None:
-    """Raise `ValueError` if `--only` leaves nothing to run of these cells."""
+    """Raise `ValueError` if the text of `--only` is in none of the cells' identifiers."""
     known = list(identifiers)
     if not any(only in identifier for identifier in known):
         raise ValueError(f"--only {only} is in no cell's id; there are {', '.join(known[:5])} and {len(known)} in all")
@@ -46,11 +46,11 @@ def require_runs(rows: Sequence[dict[str, Any]]) -> None:
     """Raise if no cell of a table ran, since a command that did nothing must not look like one that succeeded.
 
     Args:
-        rows: rows of a table, with `ours`, or with the reason `not_run`.
+        rows: rows of a table; each has a number in `ours` or a reason in `not_run`.
 
     Raises:
-        FileNotFoundError: if data are missing, and no cell lacks the budget alone.
-        ValueError: if there is no row at all, or all rows lack something else.
+        FileNotFoundError: if no cell ran, some lack data, and none exceeds the budget.
+        ValueError: if no cell ran for any other reason, or if there is no row at all.
     """
     if any(map(has_run, rows)):
         return
@@ -67,7 +67,7 @@ def require_runs(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Identifiers by what is said of them: `pairs` of (text, identifier), both in the order of the pairs."""
+    """Group identifiers by their text: `pairs` are (text, identifier), and both keep the order of the pairs."""
     by_text: dict[str, list[str]] = {}
     for text, identifier in pairs:
         by_text.setdefault(text, []).append(identifier)
@@ -75,18 +75,18 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def print_grouped(title: str, pairs: Iterable[tuple[str, str]]) -> None:
-    """One line for each text of `grouped`."""
+    """Print one line for each text of `grouped`, with the identifiers that share it."""
     for text, identifiers in grouped(pairs).items():
         print(f"{title} ({text}): {', '.join(identifiers)}")
 
 
 def console() -> Console:
-    """Where tables are printed: a file or a pipe has as many columns as the narrowest terminal."""
+    """Make the console on which tables are printed; for a file or a pipe it is `WIDTH` characters wide."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, whose rows are as long as the header."""
+    """Print a table; every row has as many entries as the header."""
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
@@ -94,11 +94,13 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def show_cells(rows: Sequence[dict[str, Any]], beside: Mapping[str, Callable[[dict[str, Any]], str]] = {}) -> None:
-    """Print paper, ours and difference of every cell that ran; what stands beside them; and what was not run and why.
+    """Print the paper's value, ours and the difference of every cell that ran, and why the other cells did not run.
 
     Args:
-        rows: cells with `id`, `paper`, `unit`, `ours`, and where they ran `spread` and `seeds`; others with `not_run`.
-        beside: heading to what a row has below it, in a table of its own; a column without any text is left out.
+        rows: cells with `id`, `paper`, `unit` and `ours`; a cell that ran also has `spread` and `seeds`, and any other
+            cell has `not_run`.
+        beside: further columns, printed in a second table: maps a heading to the function that gives a row's text
+            below it; a column without any text is left out.
     """
     ran = [row for row in rows if row["ours"] is not None]
     several = any(len(row["seeds"]) > 1 for row in ran)
@@ -129,5 +131,5 @@ def show_cells(rows: Sequence[dict[str, Any]], beside: Mapping[str, Callable[[di
 
 
 def value_of(name: str, form: str = ".3g") -> Callable[[dict[str, Any]], str]:
-    """What `show_cells` puts beside a row: a number of its own by name, or nothing where it has none."""
+    """Make a column of `show_cells`: the row's number of this name in the format `form`, or nothing if it has none."""
     return lambda row: "" if row.get(name) is None else format(row[name], form)

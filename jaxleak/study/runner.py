@@ -1,7 +1,7 @@
-"""Runs jobs, each once: a finished one is read back from the run folder, so that a killed study goes on.
+"""Runs every job once: a finished job is read back from the run folder, so that a killed study can continue.
 
-A study says what its jobs are (`Jobs`); this module keeps their results, binds them to the data that they come from,
-and estimates what is left.
+A study says what its jobs are (`Jobs`). This module keeps their results, binds the results to the data from which they
+come, and estimates how much time the other jobs need.
 """
 
 import time
@@ -25,91 +25,91 @@ __all__ = [
     "runner_in",
 ]
 
-#: Seconds of jobs after which the pace of this machine counts as much as the estimates do.
+#: Seconds of jobs after which the measured pace of this machine counts as much as the estimates do.
 _SURE_AFTER = 60.0
-#: The form of a result's files; those of another form have other names, and their jobs are run again.
+#: Version of the format of a result's files; files of another version have other names, and their jobs run again.
 _FORMAT = 2
 Kind = TypeVar("Kind", bound=Hashable, contravariant=True)
 
 
 class Result(NamedTuple):
-    """What a job left for one seed."""
+    """The result of a job for one seed."""
 
     scores: Mapping[str, float]
-    arrays: Mapping[str, np.ndarray]  # images, curves and whatever else figures and readings need
+    arrays: Mapping[str, np.ndarray]  # images, curves and whatever else figures and cells read
 
 
 class Cost(NamedTuple):
     """Estimated seconds of a job."""
 
     each: float  # seconds for one seed
-    once: float = 0.0  # what seeds share, such as a compilation
+    once: float = 0.0  # seconds that all seeds share, such as those of a compilation
 
 
 class Jobs(Protocol[Kind]):
-    """What a study says about its jobs, which are any hashable values."""
+    """Description of a study's jobs; a job is any hashable value."""
 
     def identity(self, job: Kind, seed: int) -> Mapping[str, Any]:
-        """Everything that the result depends on, apart from the data's contents, in the form of JSON."""
+        """Return everything on which the result depends, except for the data's contents, as JSON values."""
 
     def sources(self, job: Kind, seed: int) -> Arrays:
-        """The arrays that the result comes from."""
+        """Return the arrays from which the result comes."""
 
     def require(self, job: Kind, seed: int) -> None:
-        """Raise what says why a job cannot run here (`OSError`, `ImportError`, `ValueError` or `MemoryError`).
+        """Raise the reason why a job cannot run here: `OSError`, `ImportError`, `ValueError` or `MemoryError`.
 
-        Nothing is computed; the job itself may still fail.
+        Nothing is computed, so the job itself may still fail.
         """
 
     def cost(self, job: Kind) -> Cost:
-        """Estimated seconds."""
+        """Estimate the seconds that the job takes."""
 
     def run(self, job: Kind, seed: int) -> Result:
-        """Compute the result."""
+        """Compute the result of the job for one seed."""
 
 
 def named_before(fields: Mapping[str, Any], **before: Any) -> dict[str, Any]:
-    """The fields of a job's identity, less those that have the value of before there was a choice.
+    """Leave out of a job's identity every later field that has its original value.
 
-    Results that were stored then keep their names.
+    Results that were stored before such a field existed keep their file names.
 
     Args:
-        fields: all fields.
-        **before: for every later field the value that gives what there was without it.
+        fields: all fields of the identity.
+        **before: for every later field, the value that gives the same result as before the field existed.
     """
     return {name: value for name, value in fields.items() if name not in before or value != before[name]}
 
 
 class ByType:
-    """Jobs of several types; each type has a `Jobs` of its own, which answers for it."""
+    """Jobs of several types; every call is passed to the `Jobs` of the job's type."""
 
     def __init__(self, of: Mapping[type, Jobs[Any]]):
-        """`of` has the `Jobs` of every type."""
+        """Take the mapping `of` from every type of job to its `Jobs`."""
         self._of = of
 
     def identity(self, job: Hashable, seed: int) -> Mapping[str, Any]:
-        """What the result depends on, with the name of the job's type, which keeps types apart."""
+        """Return everything on which the result depends, with the name of the job's type, which keeps types apart."""
         return {"type": type(job).__name__, **self._of[type(job)].identity(job, seed)}
 
     def sources(self, job: Hashable, seed: int) -> Arrays:
-        """The arrays that the result comes from."""
+        """Return the arrays from which the result comes."""
         return self._of[type(job)].sources(job, seed)
 
     def require(self, job: Hashable, seed: int) -> None:
-        """Raise what says why a job cannot run here."""
+        """Raise the reason why a job cannot run here."""
         self._of[type(job)].require(job, seed)
 
     def cost(self, job: Hashable) -> Cost:
-        """Estimated seconds."""
+        """Estimate the seconds that the job takes."""
         return self._of[type(job)].cost(job)
 
     def run(self, job: Hashable, seed: int) -> Result:
-        """Compute the result."""
+        """Compute the result of the job for one seed."""
         return self._of[type(job)].run(job, seed)
 
 
 class Runner:
-    """The results of jobs, in memory and in a folder."""
+    """Runs jobs and keeps their results, in memory and in a folder."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class Runner:
         fresh: bool,
         begin: Callable[[], None] | None = None,
     ):
-        """Results go to `folder`.
+        """Make the folder if it is missing, and empty it if `fresh`.
 
         Args:
-            jobs: what there is to run.
-            folder: a folder for this runner alone.
-            sources: the run folder's sources, which results are bound to.
-            fresh: forget the results that are there.
+            jobs: description of the jobs.
+            folder: folder for the results, which no other runner uses.
+            sources: the run folder's sources, to which results are bound.
+            fresh: whether to delete the results that are there.
             begin: called before a result is computed or read, which is when work begins; None begins the sources.
         """
         self.jobs, self.folder, self.sources = jobs, folder, sources
         self._begin = begin or sources.begin
-        self.memory: dict[tuple[Any, int], Result] = {}  # by job and seed, all that this sitting asked for
-        self.spent = 0.0  # seconds of the jobs that this sitting ran
+        self.memory: dict[tuple[Any, int], Result] = {}  # by job and seed, all results that this runner returned
+        self.spent = 0.0  # seconds of the jobs that this runner ran
         self._predicted = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
@@ -140,20 +140,20 @@ class Runner:
                 file.unlink()
 
     def path(self, job: Hashable, seed: int) -> Path:
-        """The file of a result's scores."""
+        """Return the path of the file that holds a result's scores."""
         return self.folder / f"{digest({'format': _FORMAT, **self.jobs.identity(job, seed)})}.json"
 
     def done(self, job: Hashable, seed: int) -> bool:
-        """Whether the result is at hand."""
+        """Whether the result is in memory or in the folder."""
         return (job, seed) in self.memory or self.path(job, seed).exists()
 
     def __call__(self, job: Hashable, seed: int) -> Result:
-        """The result of a job with one seed.
+        """Return the result of a job for one seed; a job without a stored result is run.
 
         Raises:
-            ConfigMismatchError: if results at hand come from other data.
+            ConfigMismatchError: if stored results come from other data.
             ValueError: naming the file, if a stored result is damaged.
-            Exception: what the job raises; nothing is stored then.
+            Exception: any exception of the job; nothing is stored then.
         """
         if (job, seed) not in self.memory:
             self.sources.bind(self.jobs.sources(job, seed))
@@ -163,13 +163,13 @@ class Runner:
         return self.memory[job, seed]
 
     def check(self, jobs: Iterable[Hashable], seeds: Sequence[int]) -> None:
-        """Raise `ConfigMismatchError` if results at hand come from other data, before anything is run or written."""
+        """Raise `ConfigMismatchError` if stored results come from other data, before anything is run or written."""
         for job in jobs:
             for seed in seeds:
                 self.sources.check(self.jobs.sources(job, seed))
 
     def lacking(self, jobs: Iterable[Hashable], seeds: Sequence[int]) -> float:
-        """Estimated seconds of what is not done."""
+        """Estimate the seconds of the jobs that are not done."""
         total = 0.0
         for job in dict.fromkeys(jobs):
             if left := sum(not self.done(job, seed) for seed in seeds):
@@ -178,7 +178,7 @@ class Runner:
         return total
 
     def cost(self, jobs: Iterable[Hashable], seeds: Sequence[int]) -> float:
-        """As `lacking`, corrected by how the jobs of this sitting took against their estimates."""
+        """Estimate as `lacking` does, corrected by the measured time of this runner's jobs over their estimates."""
         return (_SURE_AFTER + self.spent) / (_SURE_AFTER + self._predicted) * self.lacking(jobs, seeds)
 
     def _run(self, job: Hashable, seed: int, path: Path) -> Result:
@@ -197,14 +197,14 @@ class Runner:
 
 
 def runner_in(folder: RunFolder, jobs: Jobs[Any], *, fresh: bool) -> Runner:
-    """A runner that keeps its results in the `cells` of a run folder.
+    """Make a runner that keeps its results in the subfolder `cells` of a run folder.
 
     Args:
-        folder: the run's folder; its sources are bound to what the jobs read.
-        jobs: what there is to run.
-        fresh: forget the results that are there.
+        folder: the run's folder; its sources are bound to the data that the jobs read.
+        jobs: description of the jobs.
+        fresh: whether to delete the results that are there.
     """
-    # A folder whose work has not begun is emptied again when its command is refused.
+    # If a command is refused before its work has begun, its run folder is emptied again.
     return Runner(jobs, folder.path / "cells", folder.sources, fresh=fresh, begin=folder.begin)
 
 

@@ -1,4 +1,4 @@
-"""Sheets of images: what was private beside what was reconstructed, in pixels large enough to be judged."""
+"""Sheets of images: private images beside their reconstructions, with pixels large enough to be judged."""
 
 import io
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ __all__ = ["FLAG_COLOUR", "comparison_sheet", "contact_sheet"]
 
 #: Vermilion of the colour-blind safe palette that the charts use too.
 FLAG_COLOUR = (213, 94, 0)
-#: Pixels: of the letters, around every image, and between what does not belong together.
+#: Sizes in pixels: the letters of titles, texts and captions; and the frame of an image, the gaps and the margin.
 _TITLE_SIZE, _TEXT_SIZE, _SMALL_SIZE = 17, 13, 11
 _FRAME, _GAP, _MARGIN = 2, 10, 8
-#: Pixels: the longer side of an image at least, and a full row of images about, where the caller names no zoom.
+#: Sizes in pixels if the caller names no zoom: least length of an image's longer side, and about the width of a row.
 _LEAST_SIDE, _ROW_WIDTH = 64, 800
 _FLAGGED = "An orange frame around grey: the attack says that it has no answer for this image."
 
@@ -34,19 +34,19 @@ def contact_sheet(
     columns: int = 20,
     zoom: int | None = None,
 ) -> None:
-    """Rows of private images, each with its reconstruction below.
+    """Draw rows of private images, each with its reconstruction below.
 
     Args:
         path: PNG to write.
-        truth: (I, H, W, C) in [0, 1].
-        estimate: (I, H, W, C), of which values outside [0, 1] are clipped.
-        second: (I, H, W, C), what another start of the attack found, shown below the reconstruction.
+        truth: (I, H, W, C) private images in [0, 1].
+        estimate: (I, H, W, C) reconstructions; values outside [0, 1] are clipped.
+        second: (I, H, W, C) reconstructions of another start of the attack, shown below the first ones.
         unanswered: (I,) bool, samples for which the attack says that it has no answer; they are shown as framed grey
-            tiles, which a line at the end explains.
-        captions: one per image, below its reconstruction; lines of one caption are separated by a newline.
-        title: what the sheet shows, above it.
-        columns: images per row.
-        zoom: every pixel becomes zoom x zoom; None takes one at which small images can be judged.
+            tiles, and a line at the end explains the frames.
+        captions: one caption per image, below its reconstruction; a newline separates the lines of a caption.
+        title: text above the sheet that says what it shows.
+        columns: number of images per row.
+        zoom: every pixel becomes zoom x zoom; None takes a zoom at which small images can be judged.
     """
     zoom = zoom or _zoom(truth, columns)
     flagged = np.zeros(len(truth), bool) if unanswered is None else np.asarray(unanswered)
@@ -79,16 +79,16 @@ def comparison_sheet(
     zoom: int | None = None,
     truth_first: bool = True,
 ) -> None:
-    """One labelled row of images per entry: the truth first, then every attack's reconstruction of the same images.
+    """Draw one labelled row of images per entry: the truth first, then each attack's reconstruction of these images.
 
     Args:
         path: PNG to write.
-        rows: label to images (I, H, W, C) in [0, 1]; all of one size.
-        title: what the sheet shows, above it.
-        columns: how many images of a row are shown at most.
-        zoom: every pixel becomes zoom x zoom; None takes one at which small images can be judged.
-        truth_first: whether the first row is the truth; the PSNR in dB then stands below every image of the others,
-            whose values outside [0, 1] are clipped, as they are shown.
+        rows: maps a label to images (I, H, W, C) in [0, 1]; all images have one size.
+        title: text above the sheet that says what it shows.
+        columns: largest number of images that a row shows.
+        zoom: every pixel becomes zoom x zoom; None takes a zoom at which small images can be judged.
+        truth_first: whether the first row is the truth. If so, the PSNR in dB stands below every image of the other
+            rows; it is computed after values outside [0, 1] are clipped, as in the image that is shown.
     """
     shown = {label: images[:columns] for label, images in rows.items()}
     first = next(iter(shown))
@@ -97,7 +97,7 @@ def comparison_sheet(
         for label in list(shown)[1:]:
             said[label] = [_psnr_text(*pair) for pair in zip(shown[first], shown[label], strict=True)]
     zoom = zoom or _zoom(shown[first], columns)
-    # All rows have one width, so that an image stands below its truth.
+    # All tiles have one width, so that a reconstruction stands below its private image.
     tile = _tile(shown[first], zoom, [text for captions in said.values() for text in captions])
     strips = [_text(title, _TITLE_SIZE)] if title else []
     for label, images in shown.items():
@@ -110,7 +110,7 @@ def comparison_sheet(
 
 
 def _psnr_text(truth: np.ndarray, image: np.ndarray) -> str:
-    """The PSNR of one image as it is shown, in words where it has no number."""
+    """Return the caption with the PSNR of one image as it is shown: a number in dB, "exact" or "not finite"."""
     if not np.isfinite(image).all():
         return "not finite"
     psnr = float(metrics.psnr(truth[None], np.clip(image[None], 0, 1))[0])
@@ -118,20 +118,20 @@ def _psnr_text(truth: np.ndarray, image: np.ndarray) -> str:
 
 
 def _zoom(images: np.ndarray, columns: int) -> int:
-    """How large a pixel is drawn, so that an image can be judged and a full row has about the width of a page."""
+    """Choose how large a pixel is drawn: an image can be judged, and a full row is about as wide as a page."""
     height, width = images.shape[1:3]
     return max(1, -(-_LEAST_SIDE // max(height, width)), _ROW_WIDTH // (columns * width))
 
 
 def _tile(images: np.ndarray, zoom: int, captions: Sequence[str]) -> int:
-    """Pixels from one image to the next: as many as the wider of an image and its caption takes."""
+    """Return the pixels from one image to the next: the width of a framed image or of the widest caption."""
     return max(images.shape[2] * zoom + 2 * _FRAME, *(_size(text, _SMALL_SIZE)[0] + 4 for text in captions), 1)
 
 
 def _strip(
     images: np.ndarray, zoom: int, tile: int, frames: np.ndarray, *, label: str = "", margin: int = 0
 ) -> Image.Image:
-    """A row of images, `tile` pixels apart, behind its label."""
+    """Draw a row of images, `tile` pixels apart, to the right of its label."""
     height, width = images.shape[1] * zoom + 2 * _FRAME, images.shape[2] * zoom + 2 * _FRAME
     strip = Image.new("RGB", (margin + tile * len(images), height), "white")
     if label:
@@ -164,7 +164,7 @@ def _text(text: str, size: int) -> Image.Image:
 
 
 def _size(text: str, size: int) -> tuple[int, int]:
-    """Width and height of a text in pixels."""
+    """Measure the width and height of a text in pixels."""
     box = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox((0, 0), text, font=_font(size))
     return int(np.ceil(box[2])), int(np.ceil(box[3]))
 

@@ -1,6 +1,7 @@
-"""What the results of a run folder come from: fingerprints of data, weights and payloads, so that others are refused.
+"""Fingerprints of the data, weights and payloads from which a run folder's results come, so that others are refused.
 
-A name of data says where they are, and not what is there: a file may be replaced, and JAXLEAK_DATA_DIR may change.
+The name of a data set says where its files are, and not what they hold: a file may be replaced, and JAXLEAK_DATA_DIR
+may change.
 """
 
 import functools
@@ -32,7 +33,7 @@ __all__ = [
     "unavailable",
 ]
 
-#: Arrays by the name that a message gives them; they are loaded when they are asked for.
+#: Functions that load arrays, by the name that messages use for the arrays.
 Arrays = Mapping[str, Callable[[], PyTree]]
 
 SOURCES_FILE = "sources.json"
@@ -40,15 +41,15 @@ _HOW_TO_GO_ON = "choose another --out, or start over with --fresh"
 
 
 class Sources:
-    """Fingerprints of the arrays that the results of a run folder come from, in the folder's `sources.json`."""
+    """Fingerprints of the arrays from which a run folder's results come, kept in the folder's `sources.json`."""
 
     def __init__(self, folder: Path, *, fresh: bool, write: Callable[[Path, dict[str, str]], None]):
-        """Read what is there.
+        """Read the fingerprints that the folder already has.
 
         Args:
             folder: the run's folder.
-            fresh: earlier results do not count.
-            write: called as `write(file, fingerprints)`, once work has begun and whenever there are more.
+            fresh: whether earlier results do not count.
+            write: called as `write(file, fingerprints)` when work begins, and later whenever fingerprints are added.
         """
         self.file = folder / SOURCES_FILE
         self._write = write
@@ -59,16 +60,16 @@ class Sources:
         self._begun = False
 
     def begin(self) -> None:
-        """Write the file: from now on there may be results."""
+        """Write the file, since from now on the folder may hold results."""
         if not self._begun:
             self._begun = True
             self._write(self.file, self._known)
 
     def check(self, arrays: Arrays) -> None:
-        """Refuse arrays that are not those that earlier results come from. Names without earlier results may be any.
+        """Refuse arrays that differ from those of earlier results; a name without earlier results is accepted.
 
         Raises:
-            ConfigMismatchError: naming what has changed; nothing has been overwritten.
+            ConfigMismatchError: naming the arrays that changed; nothing has been overwritten.
         """
         if self._unknown:
             raise ConfigMismatchError(
@@ -89,7 +90,7 @@ class Sources:
             )
 
     def bind(self, arrays: Arrays) -> None:
-        """As `check`; and from now on the folder's results come from these arrays."""
+        """Refuse arrays as `check` does, and record that the folder's results come from these arrays from now on."""
         self.check(arrays)
         new = {name: self._fingerprint(name, load) for name, load in arrays.items() if name not in self._known}
         self._known |= new
@@ -115,32 +116,32 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def drawn(spec: str, n: int | None, seed: int) -> Arrays:
-    """The samples that `data.load` draws.
+    """Name the samples that `data.load` draws, for `Sources.check` and `Sources.bind`.
 
     Args:
-        spec: see `jaxleak.data.load`.
-        n: how many; None draws all.
+        spec: data specification, see `jaxleak.data.load`.
+        n: number of samples; None draws all.
         seed: seed of the draw.
     """
     return {drawn_name(spec, n, seed): lambda: arrays_of(data.load(spec, n, seed))}
 
 
 def drawn_name(spec: str, n: int | None, seed: int) -> str:
-    """What messages call the samples that `data.load` draws. Arguments as in `drawn`."""
+    """Return the name that messages use for the samples that `data.load` draws. Arguments as in `drawn`."""
     return f"the data {spec} ({'all samples' if n is None else f'{n} samples'} drawn with seed {seed})"
 
 
 def arrays_of(dataset: "data.Dataset") -> dict[str, Any]:
-    """What attacks and scores use of a data set: samples, labels and the names of the classes."""
+    """Return the parts of a data set that attacks and scores use: samples, labels and the names of the classes."""
     return {"x": dataset.x, "y": dataset.y, "classes": np.array(dataset.classes)}
 
 
 def contents(what: str, path: Path) -> Arrays:
-    """The bytes of a file, or of all files in a folder.
+    """Name the bytes of a file, or of all files in a folder, for `Sources.check` and `Sources.bind`.
 
     Args:
-        what: what a message calls it.
-        path: the file or folder.
+        what: name that messages use for the file or folder.
+        path: path of the file or folder.
     """
 
     def load() -> dict[str, np.ndarray]:
@@ -151,10 +152,10 @@ def contents(what: str, path: Path) -> Arrays:
 
 
 def own_code(what: str, spec: str) -> Arrays:
-    """The sources of somebody's own code as they were when they were run.
+    """Name the source files of a user's own code, as they were when the code was run.
 
     Args:
-        what: what the code is, as "attack" or "defense".
+        what: what the code is, such as "attack" or "defense".
         spec: "FILE.py:NAME".
     """
     return {
@@ -164,29 +165,31 @@ def own_code(what: str, spec: str) -> Arrays:
 
 
 def samples_in(spec: str) -> int:
-    """How many samples a data specification has; it is loaded once for all that ask.
+    """Count the samples of a data specification; the data are loaded once, and later calls reuse the answer.
 
     Raises:
-        ValueError, OSError: on data that cannot be loaded.
+        ValueError, OSError: if the data cannot be loaded.
     """
     return _samples_in(spec, os.environ.get("JAXLEAK_DATA_DIR"))
 
 
 def form_of(spec: str) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample of a data specification, and its number of classes; one sample is loaded once for all that ask.
+    """Return the shape of one sample of a data specification, and the number of classes.
+
+    One sample is loaded once, and later calls reuse the answer.
 
     Raises:
-        ValueError, OSError: on data that cannot be loaded.
+        ValueError, OSError: if the data cannot be loaded.
     """
     return _form_of(spec, os.environ.get("JAXLEAK_DATA_DIR"))
 
 
 def unavailable(spec: str) -> str:
-    """Why a data specification cannot be loaded, or nothing; one sample is loaded once for all that ask."""
+    """Say why a data specification cannot be loaded, or return an empty text; one sample is loaded, only once."""
     return _unavailable(spec, os.environ.get("JAXLEAK_DATA_DIR"))
 
 
-# The answers depend on the data folder, so the caches know it.
+# The answers depend on the data folder, so the folder is a part of the caches' keys.
 @functools.cache
 def _samples_in(spec: str, folder: str | None) -> int:
     return len(data.load(spec).y)

@@ -23,7 +23,7 @@ from jaxleak.study.rounds import (
 
 
 def run(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, float]:
-    """The paper's own solvers: Table 9's hyper-parameters, nested (Algorithm 3) or single loop (Algorithm 4)."""
+    """Run the paper's solvers with Table 9's hyper-parameters: nested loops (Algorithm 3) or one (Algorithm 4)."""
     key = jax.random.key(args.seed)
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images")}
     tables_at = Checkpoints(folder.checkpoints / "tables", identity, fresh=args.fresh)

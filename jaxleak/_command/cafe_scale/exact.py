@@ -1,4 +1,4 @@
-"""CAFE at scale with the exact engine: watch the rounds, solve them, invert the slices, and compare with the truth."""
+"""CAFE at scale with the exact engine: observe the rounds, solve, invert the slices, and compare with the truth."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxleak.study.rounds import (
     vertical_problem,
 )
 
-#: Samples whose slices are inverted between two checkpoints.
+#: Number of samples that are inverted between two checkpoints.
 STEP_THREE_CHUNK = 8
 #: Relative residual of a sample's worst slice below which the attacker trusts it.
 CERTIFIED_BELOW = 1e-4
@@ -30,7 +30,7 @@ CERTIFIED_BELOW = 1e-4
 
 def run(args: Config, folder: RunFolder, config: dict[str, Any], mesh: Mesh | None) -> dict[str, float]:
     key = jax.random.key(args.seed)
-    # A preset's name and the number of images change nothing in Steps I and II.
+    # The name of a preset and the number of images do not change Steps I and II.
     identity = {k: v for k, v in config.items() if k not in ("preset", "out", "images", "iterations", "solver")}
     if args.linear_solver == "auto":
         del identity["linear_solver"]
@@ -115,7 +115,7 @@ def _step_three(
     inverter = aggregated.SliceInverter(problem.model, problem.params, options=options, seed=seed, mesh=mesh)
     chunk_size = STEP_THREE_CHUNK * (1 if mesh is None else mesh.size)
     while done < len(wanted):
-        # The last chunk is padded with repeats, so that one compiled program serves all of them.
+        # The last chunk is padded with repeated samples, so that one compiled program serves all chunks.
         rows = np.minimum(np.arange(done, done + chunk_size), len(wanted) - 1)
         chunk = inverter(recovery.H[wanted[rows]], wanted[rows])
         for column, new in zip(table, chunk, strict=True):
@@ -123,7 +123,8 @@ def _step_three(
         done = int(rows[-1]) + 1
         psnr = image_psnr(problem, table.x[:done], wanted[:done])
         residual = table.residual[:done].max(axis=1)
-        # Logged first: on resuming, lines beyond the checkpoint are dropped, while missing ones would stay missing.
+        # The line is logged before the checkpoint is saved: a resumed run drops lines beyond its checkpoint, while a
+        # missing line would stay missing.
         folder.log(samples=done, residual_median=float(np.median(residual)), psnr_truth_side_mean=float(psnr.mean()))
         checkpoints.save(done, {"done": np.asarray(done, np.int32), "table": table._asdict()})
         progress.update(
@@ -142,7 +143,7 @@ def _score(
     wanted: np.ndarray,
     result: aggregated.FeatureInversionResult,
 ) -> dict[str, float]:
-    """Compare with the truth; the only place where the study reads it, besides the progress line."""
+    """Compare with the truth, which the study reads nowhere else except for the progress line."""
     truth_v = aggregated.true_output_gradients(
         problem.model, problem.params, features, np.asarray(problem.private.y), plan.batch_size
     )

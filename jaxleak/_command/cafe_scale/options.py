@@ -10,7 +10,7 @@ from jaxleak._command import cafe_scale
 from jaxleak.study import default_out
 from jaxleak.study.distributed import Devices
 
-#: What `jaxleak demo --help` says before the options.
+#: Text of `jaxleak demo --help` before the options.
 HELP = cafe_scale.__doc__ or ""
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ class Args:
     where: tyro.conf.OmitArgPrefixes[Devices] = field(default_factory=Devices)
 
     def resolved(self) -> "Config":
-        """With the preset's values where none was given."""
+        """Fill in the preset's values for options that were not given."""
         given = {name: value for name, value in vars(self).items() if name != "where" and value is not None}
         defaults = {"solver": "exact", "out": default_out("cafe_scale", self.preset), **PRESETS[self.preset]}
         chosen = {**defaults, **given}
@@ -68,7 +68,7 @@ class Args:
 
 @dataclass(frozen=True)
 class Config:
-    """`Args` with every value settled."""
+    """The options of `Args`, each with a value."""
 
     preset: str
     data: str

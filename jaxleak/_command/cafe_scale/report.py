@@ -1,4 +1,4 @@
-"""What CAFE at scale leaves as report.md: the answer, its numbers, the pictures in words, and how it was done."""
+"""The report.md of CAFE at scale: the answer, its numbers, the captions of the pictures, and how it was done."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _CAPTIONS = {
     "scaling.png": "Seconds of Steps I and II, peak memory and mean PSNR against the number N of private samples. "
     "Dotted lines grow in proportion to N.",
 }
-#: What the report and the terminal say; results.json has all numbers.
+#: Measures that the report and the terminal show; results.json has all numbers.
 MEASURES = (
     Measure("samples with an answer, of all", "answered_fraction", "%"),
     Measure("images that pass their certificate, of those inverted", "certified_fraction", "%"),
@@ -34,7 +34,7 @@ def write(folder: RunFolder, options: Args, config: Config, metrics: Mapping[str
     Args:
         folder: the run's folder, with its figures drawn.
         options: the command's options, as they were given.
-        config: what they amount to.
+        config: the options with every value filled in.
         metrics: the metrics of results.json.
     """
     write_markdown(
@@ -85,8 +85,8 @@ def write_sizes(folder: RunFolder, options: Args, config: Config, by_size: Mappi
     Args:
         folder: the sweep's folder, with its figure drawn.
         options: the command's options, as they were given.
-        config: what they amount to.
-        by_size: private samples to the metrics of that run.
+        config: the options with every value filled in.
+        by_size: maps the number of private samples to the metrics of that run.
     """
     largest = max(by_size)
     header = (

@@ -1,4 +1,4 @@
-"""CAFE at scale as a command: checks of the options, the run folder, and what is printed."""
+"""CAFE at scale as a command: checks of the options, the run folder, and the printed results."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ def main(options: Args) -> dict[str, float]:
     _validate.seeds(seed=args.seed)
     _validate.count(num_samples=args.num_samples, batch_size=args.batch_size, parties=args.parties)
     _validate.in_range(1, args.num_samples, images=args.images)
-    # K = N is refused later with its reason; what is out of any range should not wait for the data.
+    # A batch size out of range is refused before the data are loaded; K = N is refused later, with its reason.
     _validate.in_range(1, args.num_samples, batch_size=args.batch_size)
     _validate.count(iterations=args.iterations)
     if options.where != distributed.Devices() and (sweep or args.solver != "exact"):

@@ -12,18 +12,18 @@ SIZES = (1_000, 3_000, 10_000)
 
 
 def run(options: Args, args: Config, folder: RunFolder) -> dict[str, float]:
-    """Run all sizes, one process each, so that each has a peak memory of its own; draw and return what they measured.
+    """Run each size in a process of its own, so that peak memory is separate; draw and return the measurements.
 
     Args:
         options: the command's options, as they were given.
-        args: what they amount to.
-        folder: the sweep's folder; the run of size N goes to `nN` in it.
+        args: the options with every value filled in.
+        folder: the sweep's folder; the run of size N goes to its subfolder `nN`.
 
     Raises:
-        SystemExit: with the status of the first run that failed, which has said why.
+        SystemExit: with the status of the first run that failed; that run has printed the reason.
     """
     results = {}
-    folder.begin()  # what the sizes leave below this folder is its results
+    folder.begin()  # work begins here, since the runs of all sizes write below this folder
     for size in SIZES:
         out = folder.path / f"n{size}"
         command = [sys.executable, "-m", "jaxleak", "demo", "--preset", "scale", "--num-samples", str(size)]

@@ -1,4 +1,4 @@
-"""An inversion of an update from elsewhere, whose truth nobody has."""
+"""Inverting a captured update, for which the true images are unknown."""
 
 import zipfile
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from jaxleak.study.updates._sources import sources_of_attack
 
 
 def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) -> dict[str, float]:
-    """Attack a payload from elsewhere; nothing is known of the truth."""
+    """Attack a captured payload, for which the true images are unknown."""
     case, seed = args.case, args.seeds[0]
     if case.weights is None:
         raise ValueError("--payload needs the model's weights: --weights FILE")
@@ -60,7 +60,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
     engine = attacker.build(model, protocols.averaged_share(share) if case.estimate else share)
     saved = Checkpoints(folder.checkpoints / "payload", jsonable(asdict(case)) | {"seed": seed}, fresh=args.fresh)
     assert args.payload is not None
-    # Without its path: a folder holds the results of one payload.
+    # The payload's path is not a part of its name, since a folder holds the results of one payload.
     of_model = files_of_own_model(case, args.image_shape, args.num_classes) if case.own_model else {}
     of_files = {**contents("the payload", args.payload), **contents("the weights", case.weights)}
     folder.sources.bind({**of_files, **of_model, **sources_of_attack(case)})
@@ -112,7 +112,7 @@ def captured(args: Args, folder: RunFolder, devices: Sequence[jax.Device] = ()) 
 
 
 def save_payload(path: Path, payload: PyTree) -> Path:
-    """One array per parameter, named by its path; returns the file's name, to which `.npz` is added if it lacks it."""
+    """Write one array per parameter, named by its path; returns the file, whose name gets the ending `.npz`."""
     path = path if path.suffix == ".npz" else path.with_name(path.name + ".npz")
     write_npz(path, {name: np.asarray(leaf) for name, leaf in named_leaves(payload).items()})
     return path
@@ -125,24 +125,24 @@ def load_payload(
     case: Case | None = None,
     names: Sequence[str] | None = None,
 ) -> PyTree:
-    """The arrays of a file as a tree like `params`; nothing is unpickled.
+    """Read the arrays of a file as a tree like `params`; nothing is unpickled.
 
-    Of an npz file no more is read than `params` need. Another file is one of `capture.save`, whose weights or
-    differences of weights become a gradient.
+    From an npz file, only the arrays that `params` need are read. Any other file is read as one of `capture.save`, and
+    weights or differences of weights in it become a gradient.
 
     Args:
         path: the file that holds the payload.
         params: the model's parameters, whose shapes the payload must have.
-        read: what the attack reads, as in `attacks.check_payload`; other arrays of an npz file may be missing and are
-            None then.
-        case: options that say of the client what a file of `capture.save` leaves out, and nothing else than it; None
-            takes the file alone.
+        read: the part of the update that the attack reads, as in `attacks.check_payload`; other arrays of an npz file
+            may be missing, and are then None.
+        case: options that state the facts about the client that a file of `capture.save` leaves out. They must not
+            contradict the file. None uses the file alone.
         names: names for the entries of a list in a file of `capture.save`, as in `capture.fit`.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: naming the file and what is wrong with it, or the option that says another client.
-        ImportError: if it is a PyTorch file and PyTorch is not installed.
+        FileNotFoundError: if the file does not exist.
+        ValueError: naming the file and what is wrong with it, or the options that contradict it.
+        ImportError: if the file is a PyTorch file and PyTorch is not installed.
     """
     if path is None or not path.is_file():
         raise FileNotFoundError(f"--payload {path} does not exist or is not a file")
@@ -168,20 +168,20 @@ def load_payload(
     return jax.tree.unflatten(jax.tree.structure(params), arrays)
 
 
-#: Options that say of a client what the header of a file may say, too.
+#: Options that state facts about a client that the header of a file may also state.
 _STATED = ("batch_size", "local_steps", "local_epochs", "learning_rate", "momentum", "batch_norm", "loss")
 
 
 def _as_stated(update: capture.Update, case: Case) -> capture.Update:
-    """The update with the options in the place of what its file does not say.
+    """Fill in the facts that an update's file does not state from the options.
 
     Raises:
-        ValueError: where file and options say different things, or the file says what no option can.
+        ValueError: if file and options contradict each other, or if the file states a fact that no option can state.
     """
     facts = update.facts
-    # A gradient has neither rate nor momentum.
+    # A gradient depends on neither the learning rate nor the momentum.
     read = [name for name in _STATED if facts.kind != "gradient" or name not in ("learning_rate", "momentum")]
-    # A gradient is that of one step unless its file says something else.
+    # A gradient comes from one step unless the file says otherwise.
     one = {"local_steps": 1, "local_epochs": 1} if facts.kind == "gradient" else {}
     stated = {name: one.get(name) if getattr(facts, name) is None else getattr(facts, name) for name in read}
     others = {name: value for name, value in stated.items() if value is not None and value != getattr(case, name)}

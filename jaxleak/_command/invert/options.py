@@ -9,7 +9,7 @@ from jaxleak._command import invert
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._names import ACTIVATIONS, ATTACKS, DEFENSES, LABEL_RULES, MODELS
 
-#: What `jaxleak invert --help` says before the options.
+#: Text of `jaxleak invert --help` before the options.
 HELP = f"""{invert.__doc__}
 What the options may name:
     --attack: FILE.py:NAME of your own, or {", ".join(ATTACKS)}

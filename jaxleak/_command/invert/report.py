@@ -1,4 +1,4 @@
-"""What an inversion leaves as report.md: the answer, its numbers, the pictures in words, and how it was done."""
+"""The report.md of an inversion: the answer, its numbers, the captions of the pictures, and how it was done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ _CAPTIONS_CAPTURED = {
     "distance.png": "The distance between the captured update and the gradient of the candidate images along the "
     "search; lower is a closer match, which does not say by itself that the images are right.",
 }
-#: What the report says of a seed, and the terminal of their mean; results.json has all numbers.
+#: Measures that the report shows for each seed, and the terminal for the mean over seeds; results.json has all numbers.
 MEASURES = (
     Measure("PSNR", "psnr", "dB"),
     Measure("PSNR of a grey image", "psnr_grey", "dB"),
@@ -46,9 +46,9 @@ MEASURES = (
     Measure("agreement", "agreement", form=".2f"),
     Measure("undetermined", "undetermined", "%"),
 )
-#: What the terminal says besides, if there are several seeds.
+#: Measures that the terminal shows in addition if there are several seeds.
 SPREAD = (Measure("PSNR, deviation over the seeds", "psnr_spread", "dB"), Measure("seeds", "seeds", form="g"))
-#: What both say where the truth is not known.
+#: Measures that the report and the terminal show if the truth is unknown.
 MEASURES_CAPTURED = (
     Measure("images with an answer", "answered", "%"),
     Measure(f"gradient matched to {MATCHED_BELOW:g}", "gradient_matched", "%"),
@@ -60,7 +60,7 @@ MEASURES_CAPTURED = (
 
 
 def watching(progress: Progress, phase: str, iterations: int) -> Callable[[int, Any, dict[str, np.ndarray]], None]:
-    """A callback of `audit.invert` that shows the pace, and the distance that the best start has reached."""
+    """Make a callback of `audit.invert` that shows the pace, and the distance that the best start has reached."""
 
     def show(done: int, _: Any, infos: dict[str, np.ndarray]) -> None:
         progress.update(phase, done, iterations, f"distance {float(np.min(infos['distance'][-1])):.3g}")
@@ -69,12 +69,12 @@ def watching(progress: Progress, phase: str, iterations: int) -> Callable[[int, 
 
 
 def draw_distances(folder: RunFolder, curves: Mapping[str, np.ndarray]) -> None:
-    """Draw how close the gradient came along the search, as distance.png.
+    """Draw the distance to the update along the search, as distance.png.
 
     Args:
         folder: the run's folder.
-        curves: label to distances (iterations,), which are those of the attack; one without iterations is left out,
-            and without any there is no figure.
+        curves: maps a label to the attack's distances (iterations,). A curve without iterations is left out; if no
+            curve is left, there is no figure.
     """
     series = {label: (np.arange(len(curve)), curve) for label, curve in curves.items() if len(curve)}
     if series:
@@ -92,9 +92,9 @@ def write(
     Args:
         folder: the run's folder, with its figures drawn.
         options: the command's options.
-        granted: what the attacker is granted, in words.
-        outcomes: one per seed.
-        settings: what `settings_as_run` says of the attack.
+        granted: what the attacker is given, in words.
+        outcomes: one outcome per seed.
+        settings: settings of the attack, from `settings_as_run`.
     """
     case, scores = options.case, [outcome.scores for outcome in outcomes]
     columns = [measure for measure in MEASURES if measure.key in scores[0]]
@@ -137,9 +137,9 @@ def write_captured(
     Args:
         folder: the run's folder, with its figures drawn.
         options: the command's options.
-        granted: what the attacker is granted, in words.
+        granted: what the attacker is given, in words.
         metrics: the metrics of results.json.
-        settings: what `settings_as_run` says of the attack.
+        settings: settings of the attack, from `settings_as_run`.
     """
     count, verb = options.case.images, "matches" if metrics["gradient_matched"] > 0 else "does not match"
     answer = (

@@ -1,4 +1,4 @@
-"""An inversion as a command: checks of the options, the run folder, and what is printed and drawn."""
+"""An inversion as a command: checks of the options, the run folder, and the printed and drawn results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,12 +32,12 @@ from jaxleak.study.updates import (
     victim,
 )
 
-#: Pixels that an image of a contact sheet is wide at least.
+#: Least width in pixels of an image on a contact sheet.
 _LEAST_WIDTH = 96
 
 
 def main(args: Args) -> dict[str, float]:
-    """Attack; returns the metrics."""
+    """Run the attack; returns the metrics."""
     case = args.case
     mesh = distributed.join_devices(distributed.Devices(devices=args.devices))
     devices = () if mesh is None else tuple(mesh.devices.flat)
@@ -104,13 +104,13 @@ def main(args: Args) -> dict[str, float]:
 
 
 def _folder_name(case: Case) -> str:
-    """Name of the run's folder where none is given."""
+    """Make the name of the run's folder for a command that names none."""
     defended = "" if case.defense is None else f"-{short_name(case.defense)}{'-known' if case.adaptive else ''}"
     return f"{short_name(case.attack)}-{short_name(case.model)}-b{case.batch_size}{defended}"
 
 
 def _check(args: Args) -> None:
-    """Raise `ValueError` on options out of range, by their names, before any data are loaded."""
+    """Raise `ValueError` naming an option that is out of range, before any data are loaded."""
     _validate.seeds(seeds=args.seeds)
     _validate.count(num_classes=args.num_classes, **{f"image_shape[{i}]": n for i, n in enumerate(args.image_shape)})
     if args.save_weights is not None and args.save_payload is None:
@@ -123,7 +123,7 @@ def _check(args: Args) -> None:
 
 
 def _attackable(case: Case, seed: int) -> models.Classifier:
-    """The model; `ValueError` or `OSError` where the data, the model or the attack's settings do not go together."""
+    """Make the model; `ValueError` or `OSError` if data, model and the attack's settings do not go together."""
     side = victim(case, seed)
     check_effect(case, side.model)
     resolved(case).build(side.model, side.share)
@@ -133,21 +133,21 @@ def _attackable(case: Case, seed: int) -> models.Classifier:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
-    """Mean and spread over the seeds of every score."""
+    """Compute every score's mean over the seeds, and the spread of the PSNR."""
     names = outcomes[0].scores
     means = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in names}
     return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
 
 
 def keep_arrays(folder: RunFolder, seed: int, outcome: Outcome) -> None:
-    """Write what `Outcome.arrays` gives to `reconstructions/seed_<seed>.npz`, once a seed is done."""
+    """Write the arrays of `Outcome.arrays` to `reconstructions/seed_<seed>.npz`, once a seed is done."""
     if folder.writes:
         folder.reconstructions.mkdir(exist_ok=True)
         write_npz(folder.reconstructions / f"seed_{seed}.npz", outcome.arrays())
 
 
 def forget_arrays(folder: RunFolder, seeds: Sequence[int]) -> None:
-    """Remove arrays of other seeds: an earlier command wrote them, perhaps with other options, as its results were."""
+    """Remove the arrays of other seeds, which an earlier command wrote, perhaps with other options."""
     kept = {f"seed_{seed}.npz" for seed in seeds}
     for file in folder.reconstructions.glob("seed_*.npz") if folder.writes else ():
         if file.name not in kept:
@@ -155,7 +155,7 @@ def forget_arrays(folder: RunFolder, seeds: Sequence[int]) -> None:
 
 
 def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Outcome]) -> None:
-    """Contact sheet and curves."""
+    """Draw the contact sheet and the curves of the distance."""
     truth = np.concatenate([o.truth for o in outcomes])
     estimate = np.concatenate([o.estimate for o in outcomes])
     seconds = [o.second.other for o in outcomes if o.second is not None]
@@ -165,7 +165,7 @@ def draw(folder: RunFolder, case: Case, seeds: Sequence[int], outcomes: list[Out
     texts = [f"{value:.1f} dB\n{said}" for value, said in zip(psnr, own, strict=True)]
     drawn = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image, and what the attack says of it"
-    if len(own) > 1 and len(set(own)) == 1:  # said once, where it is the same under every image
+    if len(own) > 1 and len(set(own)) == 1:  # a text that is the same for every image is said once, in the title
         texts = [f"{value:.1f} dB" for value in psnr]
         title = f"{case.attack} on {case.model}, {drawn}: PSNR of each image. The attack says of all: {own[0]}"
     zoom = max(4, _LEAST_WIDTH // truth.shape[2])

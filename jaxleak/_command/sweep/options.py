@@ -1,4 +1,4 @@
-"""The options of a sweep, their help, and what a line may start; nothing heavy is imported."""
+"""The options of a sweep, their help, and the commands that a line may start; this module imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,10 @@ import tyro
 
 from jaxleak._command import sweep
 
-#: What a line of `jaxleak sweep` may start: its name to the words behind `python -m`.
+#: The commands that a line of `jaxleak sweep` may start: maps a name to the words after `python -m`.
 PROGRAMS = {name: ("jaxleak", name) for name in ("audit", "demo", "invert")}
 
-#: What `jaxleak sweep --help` says before the options.
+#: Text of `jaxleak sweep --help` before the options.
 HELP = f"{sweep.__doc__}\nStudies: {', '.join(PROGRAMS)}.\n"
 
 

@@ -1,4 +1,4 @@
-"""Starts one line of a sweep in place of this process, and merges what the lines found."""
+"""Runs one line of a sweep in place of this process, and merges the results of the lines."""
 
 import csv
 import json
@@ -14,18 +14,18 @@ from jaxleak._command.sweep.options import PROGRAMS, Args
 from jaxleak.study import default_out, require_own_folder
 from jaxleak.study.files import naming, read_json, write_json
 
-#: What a run's folder remembers of the line that it was started from.
+#: The file in a run's folder that stores the line from which the run was started.
 LINE_FILE = "line.json"
 
 
 class Line(NamedTuple):
-    """One run."""
+    """One line of a sweep's file: a run."""
 
     study: str
     options: dict[str, Any]
 
     def command(self, program: Sequence[str], out: Path) -> list[str]:
-        """The words of its command, given those that start its study behind `python -m`."""
+        """Return the words of the run's command; `program` has the words after `python -m` that start the study."""
         words = [sys.executable, "-m", *program]
         for name, value in self.options.items():
             words += _option(name, value)
@@ -33,15 +33,16 @@ class Line(NamedTuple):
 
 
 def main(args: Args, programs: Mapping[str, Sequence[str]] = PROGRAMS) -> None:
-    """Run a line, in place of this process, or merge.
+    """Run a line in place of this process, or merge the results of all lines.
 
     Args:
         args: the options.
-        programs: what a line may start: the name of a study to the words that start it behind `python -m`.
+        programs: the studies that a line may start: maps a name to the words after `python -m` that start the study.
 
     Raises:
-        ValueError: naming the line that is wrong, or of another sweep; merging, if runs are not complete.
-        OSError: if the file cannot be read, or a folder not be written.
+        ValueError: naming a line that is wrong, or a folder that belongs to another line; or, on merging, if runs are
+            not complete.
+        OSError: if the file cannot be read, or if a folder cannot be written.
     """
     if args.out is not None:
         require_own_folder(args.out)
@@ -66,17 +67,17 @@ def main(args: Args, programs: Mapping[str, Sequence[str]] = PROGRAMS) -> None:
     write_json(folder / LINE_FILE, line._asdict())
     command = line.command(programs[line.study], folder)
     sys.stdout.flush()
-    # In place of this process, so that the scheduler's signals and the exit status are the run's own.
+    # The run replaces this process, so that it gets the scheduler's signals and its exit status is the process's.
     os.execv(command[0], command)
 
 
 def parse_line(text: str, where: str, studies: Collection[str]) -> Line:
-    """The run that one line of the file describes.
+    """Parse one line of the file into the run that it describes.
 
     Args:
         text: the line.
-        where: what messages call it.
-        studies: the names that it may start.
+        where: name of the line in messages.
+        studies: names of the studies that the line may start.
 
     Raises:
         ValueError: naming the line as `where` does, and what is wrong with it.
@@ -119,7 +120,7 @@ def _option(name: str, value: Any) -> list[str]:
 def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
     """Write merged.json and merged.csv, one row per line, and return the numbers of the lines without a result.
 
-    What is wrong with a line, given in its place, is printed; the line then has a row without study and options.
+    A wrong line is given as its error, which is printed; the line then has a row without study and options.
     """
     rows, missing = list[dict[str, Any]](), list[int]()
     for i, line in enumerate(lines):
@@ -151,7 +152,7 @@ def merge(lines: Sequence[Line | ValueError], out: Path) -> list[int]:
 
 
 def _same_line(folder: Path, line: Line, *, more_time: bool = False) -> bool:
-    """Whether a folder's runs were started from this line, or with `more_time` from one of other `minutes`."""
+    """Whether a folder's run was started from this line, or is new; with `more_time`, `minutes` may differ."""
     file = folder / LINE_FILE
     aside = {"minutes"} if more_time else set()
 
@@ -172,7 +173,7 @@ def _result(file: Path) -> dict[str, Any]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """The numbers as array jobs take them: 1,4-6."""
+    """Write numbers in the form that array jobs take, such as 1,4-6."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

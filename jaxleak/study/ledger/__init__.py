@@ -1,11 +1,11 @@
-"""A ledger of the numbers that a paper prints: what was run for each, what came of it, or why there is no run.
+"""A ledger of the numbers that a paper prints: what was run for each number, the result, or why there is no run.
 
-A printed cell is measured in up to four variants (`VARIANTS`, from the paper's own algorithm to an attack of ours), and
-every measurement leaves an `Entry` in a file of one line per entry: the mean, its deviation and every seed's number, a
-verdict by a rule that is stated before anything runs, the command, the commit, the versions and the machine. A cell
-that failed, that costs too much or that nothing can give has an entry with the reason. `experiments.reproduce` keeps
-four such ledgers; one of another paper needs a `Study`, which lists the measurements and has a
-`jaxleak.study.runner.Runner` for their jobs:
+A printed cell is measured in up to four variants (`VARIANTS`, from the paper's own algorithm to an attack of ours).
+Every measurement leaves an `Entry`, one line of the ledger's file. An entry has the mean, the standard deviation and
+every seed's number, a verdict by a rule that is stated before anything runs, the command, the commit, the versions and
+the machine. A cell whose run failed, costs too much or is impossible has an entry with the reason.
+`experiments.reproduce` keeps four such ledgers. A ledger of another paper needs a `Study`, which lists the measurements
+and has a `jaxleak.study.runner.Runner` for their jobs:
 
     printed = {"table1/dlg": {"value": 20.0, "unit": "dB"}}   # by the cell's id, which begins with its table
     mine = ledger.Ledger("paper", Path("ledger"), printed)
@@ -15,9 +15,9 @@ four such ledgers; one of another paper needs a `Study`, which lists the measure
             print(entry.cell, entry.status, entry.why)
     print(ledger.summary([mine])["met"])
 
-Cells get their first number before any gets a second one, and cheap ones go first: no cell is chosen, left out or
-repeated by its outcome. `recheck` runs random entries again, on the samples that `DataSets` says they were measured on,
-and `draw_sheets` shows the images behind them.
+Every cell gets its first number before any cell gets a second one, and cheap measurements go first: no cell is chosen,
+left out or repeated because of its outcome. `recheck` runs an entry again, on the samples on which it was measured
+according to `DataSets`, and `draw_sheets` shows the images behind the entries.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Recorded cells, drawn at random and run again."""
+"""Rechecks: recorded cells are drawn at random and run again."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -15,27 +15,27 @@ from jaxleak.study.ledger._measurement import Measurement, Study
 from jaxleak.study.ledger._store import Ledger
 from jaxleak.study.ledger._verdict import agrees
 
-#: The file of what was run again, beside those of the ledgers.
+#: The file of the rechecks, beside the files of the ledgers.
 RECHECKS_FILE = "checked.json"
 
 
 class Recheck(NamedTuple):
-    """One cell run again with the first of its recorded seeds."""
+    """The result of running one recorded cell again with the first of its recorded seeds."""
 
     paper: str
     entry: Entry
     seed: int
-    again: float | None  # None where the run failed, or where there was none
-    agrees: bool | None  # None where it could not run, for want of data for example: nobody knows
+    again: float | None  # the new number; None if the run failed, or if there was no run
+    agrees: bool | None  # None if the cell could not run, for example without its data: the answer is unknown
     note: str = ""
 
     @property
     def name(self) -> str:
-        """PAPER/TABLE/REST/VARIANT, with the measurement's own name where it has one."""
+        """The entry's name in messages: PAPER/TABLE/REST/VARIANT, and the measurement's own name if it has one."""
         return named(self.paper, self.entry)
 
     def __str__(self) -> str:
-        """One line that says what came of it."""
+        """Say the result in one line."""
         if self.agrees is None:
             return f"could not run: {self.name}: {self.note}"
         word = "agrees" if self.agrees else "DIFFERS"
@@ -45,7 +45,7 @@ class Recheck(NamedTuple):
 
 
 def named(paper: str, entry: Entry) -> str:
-    """What messages call an entry: PAPER/TABLE/REST/VARIANT, with its own name where it has one."""
+    """Return an entry's name in messages: PAPER/TABLE/REST/VARIANT, and the entry's own name if it has one."""
     return "/".join(filter(None, (paper, *entry.key)))
 
 
@@ -56,14 +56,14 @@ def draw_entries(
     longest: float,
     asked: Callable[[Entry], bool] = lambda _: True,
 ) -> tuple[list[tuple[Ledger, Entry]], int]:
-    """Random measured entries, and how many took too long to be drawn from.
+    """Draw measured entries at random, and count the entries that took too long to be drawn.
 
     Args:
         ledgers: the ledgers whose entries are drawn.
-        count: how many are drawn at most.
+        count: largest number of entries to draw.
         seed: seed of the draw.
-        longest: seconds that a seed of an entry may have taken.
-        asked: which entries are meant; all by default.
+        longest: seconds per seed that an entry may have taken to be drawn.
+        asked: function that says whether an entry may be drawn; all may by default.
     """
     measured = [(ledger, e) for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED and asked(e)]
     affordable = [(ledger, e) for ledger, e in measured if (e.seconds or 0.0) / len(e.seeds) <= longest]
@@ -72,11 +72,11 @@ def draw_entries(
 
 
 def record_rechecks(results: Sequence[Recheck], longest: float, folder: Path, commit: str) -> Path:
-    """Write what was run again to `RECHECKS_FILE`, from where a page has it; returns the file.
+    """Write the rechecks to `RECHECKS_FILE`, which a page of the documentation reads; returns the file.
 
     Args:
-        results: what was run again; those that could not run are left out.
-        longest: seconds that a seed of an entry might have taken to be drawn.
+        results: the rechecks; those that could not run are left out.
+        longest: seconds per seed that an entry might have taken to be drawn.
         folder: the ledgers' folder.
         commit: the commit that ran.
     """
@@ -99,13 +99,13 @@ def record_rechecks(results: Sequence[Recheck], longest: float, folder: Path, co
 
 
 def recheck(paper: str, entry: Entry, study: Study, data_sets: DataSets | None = None) -> Recheck:
-    """Run an entry's measurement again with the first of its seeds, on the data that it was measured on.
+    """Run an entry's measurement again with the first of its seeds, on the data on which it was measured.
 
     Args:
         paper: name of the entry's paper.
-        entry: measured.
-        study: the study of that paper; its folder must be empty, or nothing would run.
-        data_sets: the data sets that the ledger was measured on; on other ones nothing is run. None compares no data.
+        entry: an entry with a number.
+        study: the study of that paper. Its folder must be empty: a stored result would be read instead of run again.
+        data_sets: the data sets on which the ledger was measured; on other data nothing is run. None compares no data.
     """
     seed = min(entry.seeds)
     measurement = _of(entry, study)
@@ -122,9 +122,9 @@ def recheck(paper: str, entry: Entry, study: Study, data_sets: DataSets | None =
         return Recheck(paper, entry, seed, None, None, measurement.reason)
     try:
         again = float(measurement.read([study.runner(job, seed) for job in measurement.jobs]))
-    except (OSError, ImportError, MemoryError) as error:  # what this machine lacks says nothing about the number
+    except (OSError, ImportError, MemoryError) as error:  # something missing on this machine does not refute the number
         return Recheck(paper, entry, seed, None, None, str(error))
-    except Exception as error:  # a cell that fails now is what is looked for
+    except Exception as error:  # a cell that fails now is a result of the recheck
         failed = f"{type(error).__name__}: {error}"
         return Recheck(paper, entry, seed, None, False, "; ".join(filter(None, (failed, note))))
     return Recheck(paper, entry, seed, again, agrees(entry.seeds[seed], again, entry.spread or 0.0), note)

@@ -1,4 +1,4 @@
-"""Measurements of statements about several cells, such as a least number of all, from the measurements of these."""
+"""Measurements of statements about several cells, such as their smallest number, made from those of the cells."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ Combine = Callable[[Sequence[float]], float]
 
 
 def claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combine: Combine) -> list[Measurement]:
-    """The measurements of a statement about other cells, in every variant that all of these have.
+    """Make the measurements of a statement about other cells, in every variant that all of those cells have.
 
-    Each of these cells as printed is a reduced measurement as well, which can refute the statement and cannot meet it.
-    A statement that one number refutes is so missed before the costly ones have run.
+    In addition, each of those cells in the variant "printed" gives a reduced measurement, which can refute the
+    statement and cannot meet it. If one number refutes the statement, it is missed before the costly cells have run.
 
     Args:
-        tables: measurements of the cells that the statement is about, among others.
+        tables: measurements, among them those of the cells that the statement is about.
         cell: the statement, a printed cell with a bound.
-        about: the cells that it is about.
-        combine: `min` or `max`, the one of their numbers that the bound holds for.
+        about: the cells that the statement is about.
+        combine: `min` or `max`, whichever of the cells' numbers the bound applies to.
     """
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in tables:
@@ -40,7 +40,7 @@ def claims(tables: Sequence[Measurement], cell: str, about: Sequence[str], combi
 
 
 def _alone(member: Measurement, cell: str) -> Measurement:
-    """What one number says of a statement about several."""
+    """Make the measurement that tests a statement about several cells by the number of one of them."""
     notes = joined(f"of {member.cell} alone, which can refute the statement", member.differs)
     name = "-".join(("alone", *member.cell.split("/")[1:]))
     return replace(member, cell=cell, variant="reduced", name=name, differs=notes, partial=True)
@@ -52,7 +52,7 @@ def _combined(members: Sequence[Measurement], combine: Combine) -> Callable[[Res
         for member in members:
             own, left = left[: len(member.jobs)], left[len(member.jobs) :]
             values.append(member.read(own))
-        # A run without a number leaves none of a statement about all; `min` and `max` would pass over it.
+        # If one run has no number (NaN), the statement has none either; `min` and `max` could ignore the NaN.
         return math.nan if any(map(math.isnan, values)) else combine(values)
 
     return read

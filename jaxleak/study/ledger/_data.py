@@ -1,4 +1,4 @@
-"""The data sets that a ledger was measured on, by their fingerprints: other samples of the same name are told apart."""
+"""Fingerprints of the data sets on which a ledger was measured, so that other samples of the same name are noticed."""
 
 import functools
 import json
@@ -17,37 +17,37 @@ from jaxleak.study.ledger._entry import MEASURED
 from jaxleak.study.ledger._measurement import Measurement, Study
 from jaxleak.study.ledger._store import Ledger
 
-#: The file of the data sets, beside those of the ledgers.
+#: The file of the fingerprints, beside the files of the ledgers.
 DATA_FILE = "data.json"
-#: The folder beside it with a list of the samples of every data set that `data.archive` can make.
+#: The folder beside that file, with a list of the samples of every data set that `data.archive` can make.
 SAMPLES = "samples"
 
 
 class DataSet(NamedTuple):
-    """All samples of a data set, in the order in which they are loaded."""
+    """Fingerprint and number of all samples of a data set, in the order in which they are loaded."""
 
     sha256: str  # 64 hexadecimal digits, see `jaxleak._configuration.fingerprint`
     samples: int
 
 
 class DataSets:
-    """The data sets that the ledgers of a folder were measured on, by name, and those of today beside them."""
+    """The data sets on which the ledgers of a folder were measured, to be compared with the data sets of today."""
 
     def __init__(self, folder: Path):
-        """Read `DATA_FILE` in the folder of the ledgers; without it no data set is known."""
+        """Read `DATA_FILE` in the folder of the ledgers; without this file, no data set is known."""
         self.path = folder / DATA_FILE
         stored = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.known = {name: DataSet(**found) for name, found in stored.items()}
 
     def unknown(self, specs: Iterable[str]) -> list[str]:
-        """Names of the data sets of which no fingerprint is stored."""
+        """Return the names of the data sets without a stored fingerprint."""
         return sorted({name for spec in specs if (name := _name(spec)) not in self.known})
 
     def require(self, specs: Iterable[str]) -> None:
-        """Refuse data sets that hold other samples than those that the ledger was measured on.
+        """Refuse data sets that hold other samples than those on which the ledger was measured.
 
         Args:
-            specs: data specifications, see `jaxleak.data.load`. Those without a stored fingerprint may hold anything.
+            specs: data specifications, see `jaxleak.data.load`. A data set without a stored fingerprint is accepted.
 
         Raises:
             ConfigMismatchError: naming the data sets, and what was expected and found.
@@ -64,10 +64,10 @@ class DataSets:
             raise ConfigMismatchError(f"other samples in {'; '.join(said)}; docs/data.md says what the data sets hold")
 
     def require_for(self, measurements: Iterable[Measurement]) -> list[str]:
-        """As `require`, for the data of measurements; data that cannot be loaded are left to the run to report.
+        """Refuse other data than `require` accepts, for measurements; data that cannot be loaded fail in the run.
 
         Returns:
-            What `unknown` says of these data.
+            Names of the measurements' data sets without a stored fingerprint, as `unknown` gives them.
         """
         specs = sorted({spec for measurement in measurements for spec in measurement.data})
         for spec in specs:
@@ -78,7 +78,7 @@ class DataSets:
         return self.unknown(specs)
 
     def compare(self, specs: Iterable[str]) -> dict[str, str]:
-        """Why nobody knows a data set to be the one measured on, by its name; an empty text where it is that one."""
+        """Say by name why a data set is not known to be the measured one; the text is empty if it is the same."""
         said = {}
         for name in sorted({_name(spec) for spec in specs}):
             try:
@@ -89,12 +89,12 @@ class DataSets:
         return said
 
     def add(self, specs: Iterable[str]) -> list[str]:
-        """Store the data sets that are not known yet, and lists of samples that are not there; returns new names.
+        """Store the data sets that are not known yet, and the missing lists of samples; returns the new names.
 
-        A known one stays, since the ledger's numbers come from it.
+        A known data set keeps its fingerprint, since the ledger's numbers come from it.
 
         Raises:
-            ConfigMismatchError: as `require`; nothing is written then.
+            ConfigMismatchError: as in `require`; nothing is written then.
             OSError, ValueError: if a data set cannot be loaded.
         """
         self.require(specs := list(specs))
@@ -111,16 +111,17 @@ class DataSets:
 
 
 def data_of(study: Study, ledger: Ledger) -> list[str]:
-    """Names of the data sets behind the measured entries of a ledger."""
+    """Return the names of the data sets behind the measured entries of a ledger."""
     measured = {key for key, entry in ledger.entries.items() if entry.status in MEASURED}
     return sorted({_name(spec) for m in study.measurements() if m.key in measured for spec in m.data})
 
 
 def sample_list(name: str) -> str:
-    """The text that `data.archive` takes as `samples` to make this data set of its published files.
+    """Make the list from which `data.archive`, as its `samples`, makes this data set out of the published files.
 
     Raises:
-        KeyError, OSError: if JAXLEAK_DATA_DIR is not set, or has no such archive.
+        KeyError: if JAXLEAK_DATA_DIR is not set.
+        OSError: if that folder has no such archive.
     """
     with np.load(Path(os.environ["JAXLEAK_DATA_DIR"]) / f"{name}.npz", allow_pickle=False) as members:
         digests = data.sample_digests(members)
@@ -129,20 +130,20 @@ def sample_list(name: str) -> str:
 
 
 def found(name: str) -> DataSet:
-    """What a data set holds today: images and labels as `data.load` gives them, tables before any scaling.
+    """Fingerprint a data set as it is today: images and labels from `data.load`, tables before any scaling.
 
     Raises:
-        OSError, ValueError: if it cannot be loaded.
+        OSError, ValueError: if the data set cannot be loaded.
     """
     return _found(name, os.environ.get("JAXLEAK_DATA_DIR"))
 
 
 def _name(spec: str) -> str:
-    """The name of a data set: a size in pixels behind it says what is made of the same samples."""
+    """Return the name of a data set without an ending `?size=S`, which only says how the same samples are resized."""
     return spec if spec.startswith("folder:") else spec.partition("?")[0]
 
 
-@functools.cache  # by the folder too, since a name means another file there
+@functools.cache  # the folder is a part of the key, since a name means another file in another folder
 def _found(name: str, folder: str | None) -> DataSet:
     if name in data.TABLES:
         table = data.load_table(name)

@@ -1,4 +1,4 @@
-"""One line of a ledger: a printed cell in one variant, with the run that was made of it or the reason for none."""
+"""One line of a ledger: a printed cell in one variant, with the result of its run or the reason for not running it."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from jaxleak import _validate
 Variant = Literal["printed", "reduced", "stand-in", "ours"]
 Status = Literal["met", "missed", "failed", "not run", "impossible"]
 
-#: From the most faithful to the least. A run that deviates in several ways has the last name that applies.
+#: The variants, from the most faithful to the least; a run that deviates in several ways has the last that applies.
 VARIANTS: dict[Variant, str] = {
     "printed": "the paper's algorithm, model, data, batch and iterations",
     "reduced": "the paper's algorithm on a smaller problem",
@@ -28,32 +28,32 @@ MEASURED: tuple[Status, ...] = ("met", "missed")
 
 @dataclass(frozen=True)
 class Entry:
-    """A printed cell, measured or not.
+    """The record of one printed cell in one variant, measured or not.
 
-    Several entries of a cell are told apart by `variant` and `name`, for example the readings of a defense that the
-    paper's text allows.
+    A cell may have several entries, which `variant` and `name` tell apart: for example, one for each reading of a
+    defense that the paper's text allows.
     """
 
-    cell: str  # as it is printed, TABLE/REST
+    cell: str  # id of the printed cell, TABLE/REST
     variant: Variant
     status: Status
     why: str  # how the verdict came about, the error, the estimated cost, or why nothing can be run
     paper: float
     unit: str
     name: str = ""
-    differs: str = ""  # what is not as printed
-    value: float | None = None  # the mean over the seeds
-    spread: float | None = None  # their standard deviation
+    differs: str = ""  # how the set-up differs from the paper's
+    value: float | None = None  # mean over the seeds
+    spread: float | None = None  # standard deviation over the seeds
     seeds: dict[int, float] = field(default_factory=dict)
     command: str = ""
     commit: str = ""
     versions: str = ""
     machine: str = ""
-    seconds: float | None = None  # seconds of all seeds; cells that share a run all carry its seconds
+    seconds: float | None = None  # seconds of all seeds; if cells share a run, each has the run's full seconds
     date: str = ""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` on an unknown variant or status, or a number where the status says that there is none."""
+        """Raise `ValueError` if variant or status is unknown, or if a number is present without such a status."""
         _validate.one_of(VARIANTS, variant=self.variant)
         _validate.one_of(STATUSES, status=self.status)
         if (self.status in MEASURED) != (self.value is not None) or (self.value is not None) != bool(self.seeds):
@@ -62,13 +62,13 @@ class Entry:
             )
 
     def __str__(self) -> str:
-        """One line: the status, the cell with its variant and name, and how the status came about."""
+        """Return one line: the status, the cell with its variant and name, and the reason for the status."""
         name = f"{self.cell} ({self.variant}{', ' + self.name if self.name else ''})"
         return f"{self.status:10} {name}: {self.why}"
 
     @property
     def key(self) -> tuple[str, Variant, str]:
-        """Identifies the entry within its paper."""
+        """The cell, variant and name, which identify the entry within its paper."""
         return self.cell, self.variant, self.name
 
     @property
@@ -78,25 +78,25 @@ class Entry:
 
     @property
     def faithfulness(self) -> tuple[bool, int, bool, int]:
-        """Sorts the entries of a cell.
+        """The key by which the entries of a cell are sorted.
 
-        Measured ones come first, then the more faithful variant, then the plain entry before readings, and among
-        readings the one that differs from the print in fewer points.
+        Measured entries come first. Among them, a more faithful variant comes first, then an entry without a name, and
+        then the entry that differs from the paper in fewer points.
         """
         points = len(self.differs.split("; "))
         return self.status not in MEASURED, list(VARIANTS).index(self.variant), bool(self.name), points
 
 
 def as_record(entry: Entry) -> dict[str, Any]:
-    """The entry for JSON: fields that hold nothing are left out."""
+    """Convert an entry to a record for JSON; empty fields are left out."""
     return {name: value for name, value in asdict(entry).items() if value or value in (0, False)}
 
 
 def from_record(record: dict[str, Any]) -> Entry:
-    """The entry of a line.
+    """Make an entry from the record of a line.
 
     Raises:
-        ValueError: on missing or unknown fields, or values that do not go together.
+        ValueError: if fields are missing or unknown, or if values do not go together.
     """
     known = {f.name for f in fields(Entry)}
     unknown = set(record) - known

@@ -1,4 +1,4 @@
-"""What there is to run for a printed cell."""
+"""Measurements: what has to run for a printed cell."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from jaxleak.study.runner import Runner
 
 @dataclass(frozen=True)
 class Measurement:
-    """A printed cell in one variant: the jobs that have to run for a seed, and how its number is read off them."""
+    """A printed cell in one variant: the jobs that have to run for a seed, and how the number is read from them."""
 
     cell: str
     variant: Variant
-    differs: str  # what is not as printed; empty for `printed` alone
+    differs: str  # how the set-up differs from the paper's; empty only for the variant `printed`
     jobs: tuple[Any, ...]  # hashable values; equal jobs run once
     read: Callable[[Results], float]  # number read from the jobs' results, in their order
     data: tuple[str, ...] = ()  # data specifications that the jobs read
     name: str = ""  # tells the readings of one cell and variant apart
-    reason: str = ""  # why it cannot run here, if it cannot
-    partial: bool = False  # whether it is of one number of several, of which all have to reach what is printed
+    reason: str = ""  # why the measurement cannot run here; empty if it can
+    partial: bool = False  # whether it measures one of several numbers that all have to reach the printed bound
 
     @property
     def key(self) -> tuple[str, Variant, str]:
@@ -35,7 +35,7 @@ class Study(Protocol):
     runner: Runner
 
     def measurements(self) -> Iterator[Measurement]:
-        """All of them, in any order; cells without one are in `impossible`."""
+        """Yield all measurements, in any order; cells without a measurement are in `impossible`."""
 
     def impossible(self) -> Mapping[str, str]:
-        """Cells for which nothing can be run, with the reason."""
+        """Map every cell for which nothing can be run to the reason."""

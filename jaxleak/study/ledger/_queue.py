@@ -1,6 +1,6 @@
-"""Runs measurements within a budget and records what came of them; one failure stops nothing else.
+"""Runs measurements within a budget and records their outcomes; one failure does not stop the others.
 
-Every cell gets its first number before any cell gets a second one, and cheap ones go first.
+Every cell gets its first number before any cell gets a second one, and cheap measurements go first.
 """
 
 import datetime
@@ -22,35 +22,35 @@ from jaxleak.study.ledger._store import Ledger
 from jaxleak.study.ledger._verdict import judge, mean_and_spread
 from jaxleak.study.runner import Result
 
-#: How the reason of an entry begins that did not fit the budget, and of one that something is missing for.
+#: First words of an entry's reason if the run did not fit the budget, and if it lacks something such as data.
 TOO_COSTLY, LACKING = "needs about", "lacks"
 
 
 class Job(NamedTuple):
-    """How a finished job came about."""
+    """How long a finished job took, and the commit that ran it."""
 
     seconds: float
     commit: str
 
 
 class JobLog:
-    """How long the jobs of a run folder took, and by which commit.
+    """A file that records how long the jobs of a run folder took, and which commit ran them.
 
-    Cells that share a job all know its time, and a number that is read back keeps the commit that computed it.
+    All cells that share a job get its time from here, and a number that is read back keeps the commit that computed it.
     """
 
     def __init__(self, path: Path):
-        """Read `path`, where it exists."""
+        """Read the log from `path`, if the file exists."""
         self.path = path
         stored = json.loads(path.read_text()) if path.exists() else {}
         self.by_name = {name: Job(**job) for name, job in stored.items()}
 
     def __getitem__(self, job: tuple[Hashable, int]) -> Job:
-        """A job with a seed; one that was never logged took no time that anybody knows, by an unknown commit."""
+        """Return the record of a job with a seed; a job that was never logged has 0 seconds and an unknown commit."""
         return self.by_name.get(_name(*job), Job(0.0, "unknown"))
 
     def __setitem__(self, job: tuple[Hashable, int], made: Job) -> None:
-        """Store how a job with a seed came about."""
+        """Store the record of a job with a seed."""
         self.by_name[_name(*job)] = made
         write_json(self.path, {name: kept._asdict() for name, kept in self.by_name.items()})
 
@@ -60,7 +60,7 @@ def _name(job: Hashable, seed: int) -> str:
 
 
 class Queue:
-    """The measurements of one paper: what they cost, and their entries once they have run."""
+    """Runs the measurements of one paper in order of cost and makes their entries."""
 
     def __init__(
         self,
@@ -73,16 +73,17 @@ class Queue:
         estimates_for: str = "this machine",
         command: Callable[[str, Measurement, Sequence[int]], str] = lambda *_: "",
     ):
-        """Keep the run folder's log.
+        """Read the log of the run folder.
 
         Args:
-            study: runs the jobs.
-            ledger: gets the entries, and knows the printed numbers.
-            folder: the folder of the runs; it must be there.
-            record: write entries to the ledger's file, one by one.
+            study: the study, whose runner runs the jobs.
+            ledger: ledger that gets the entries and has the printed numbers.
+            folder: folder of the runs, which must exist.
+            record: whether to write every new entry to the ledger's file at once.
             commit: the commit that runs, see `commit_of`.
-            estimates_for: the machine whose seconds the study's estimates are.
-            command: what entries say makes them again, given the paper's name, the measurement and the seeds.
+            estimates_for: the machine for which the study estimates the seconds.
+            command: function that returns the command that repeats an entry, given the paper's name, the measurement
+                and the seeds.
         """
         self.runner, self.ledger, self.record = study.runner, ledger, record
         self.log = JobLog(folder / "jobs.json")
@@ -90,9 +91,9 @@ class Queue:
         self.estimates_for = estimates_for
 
     def wanted(self, measurement: Measurement, seeds: Sequence[int]) -> bool:
-        """Whether the ledger lacks this measurement or some of its seeds; what failed is not tried again.
+        """Whether the ledger lacks this measurement or some of its seeds; a failed measurement is not tried again.
 
-        An entry of another set-up, which `differs` tells, is not this measurement's.
+        An entry with another text in `differs` comes from another set-up and does not count.
         """
         if self.recorded(measurement) is not None:
             return bool(self.lacking(measurement, seeds))
@@ -100,30 +101,32 @@ class Queue:
         return entry is None or entry.status in ("not run", "impossible") or entry.differs != measurement.differs
 
     def recorded(self, measurement: Measurement) -> Entry | None:
-        """The ledger's numbers of this measurement, where it has some in the same set-up."""
+        """Return the ledger's entry with numbers of this measurement in the same set-up, or None."""
         entry = self.ledger.entries.get(measurement.key)
         same = entry is not None and entry.status in MEASURED and entry.differs == measurement.differs
         return entry if same else None
 
     def lacking(self, measurement: Measurement, seeds: Sequence[int]) -> list[int]:
-        """The seeds without a recorded number; those with one do not run again, wherever their runs are now."""
+        """Return the seeds without a recorded number; the others do not run again, even if their run folder is gone."""
         there = self.recorded(measurement)
         return [seed for seed in seeds if there is None or seed not in there.seeds]
 
     def kept(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[Entry]:
-        """The entries of those that the ledger has with these seeds, or that failed before: they do not run again."""
+        """Return the entries of the measurements that do not run again: recorded with these seeds, or failed before."""
         return [self.ledger.entries[m.key] for m in measurements if not self.wanted(m, seeds)]
 
     def run(
         self, measurements: Sequence[Measurement], seeds: Sequence[int], budget: float, progress: Progress
     ) -> Iterator[Entry]:
-        """The entries of all measurements that the ledger lacks, in the order of `in_turn`, whether they fit or not.
+        """Run the measurements that the ledger lacks, in the order of `in_turn`, and yield an entry for each.
+
+        A measurement that does not fit the budget gets an entry too.
 
         Args:
-            measurements: which.
-            seeds: each is run for those of these that have no recorded number.
-            budget: seconds.
-            progress: is told of every cell, and answers signals.
+            measurements: the measurements to run.
+            seeds: seeds for which each measurement is run, unless a number of the seed is recorded.
+            budget: seconds that all measurements may take together.
+            progress: progress line, which shows every cell and reacts to signals.
         """
         left = budget
         lacking = self.in_turn([m for m in measurements if self.wanted(m, seeds)], seeds)
@@ -143,16 +146,17 @@ class Queue:
                 begin = time.perf_counter()
                 entry = self.measure(measurement, seeds)
                 left -= time.perf_counter() - begin
-            # A number that is there is worth more than the estimate for further seeds.
+            # A recorded number is kept: it is worth more than a note that further seeds cost too much.
             there = self.ledger.entries.get(measurement.key)
             if entry.status in MEASURED or measurement.partial or there is None or there.status not in MEASURED:
                 self._keep(entry)
             yield entry
 
     def in_turn(self, lacking: Sequence[Measurement], seeds: Sequence[int]) -> list[Measurement]:
-        """First the cheapest measurement of every cell that has none, then second ones, and so on; cheap ones first.
+        """Order measurements: first the cheapest of every cell without a number, then second ones, and so on.
 
-        The cost of a job is shared by the measurements that lack it, so that one which serves many goes first.
+        Cheap measurements go first. The cost of a job is divided by the number of measurements that need it, so that a
+        job that serves many goes first.
         """
         sharing = Counter(job for m in lacking for job in m.jobs)
         new = {m.key: self.lacking(m, seeds) for m in lacking}
@@ -165,22 +169,22 @@ class Queue:
         return sorted(lacking, key=lambda m: (turns[m.key], costs[m.key]))
 
     def measure(self, measurement: Measurement, seeds: Sequence[int]) -> Entry:
-        """Run the jobs and judge the number, together with those that are recorded; an error becomes an entry too.
+        """Run the jobs and judge the numbers, including those recorded before; an error becomes an entry too.
 
-        What the disk is to blame for, such as data that are missing, is no outcome: it is tried again another time.
+        An `OSError`, for example for missing data, gives the status "not run": the measurement is tried again later.
         """
         there, new = self.recorded(measurement), self.lacking(measurement, seeds)
         values: dict[int, float] = {} if there is None else dict(there.seeds)
         try:
             for seed in new:
                 values[seed] = float(measurement.read([self._run(job, seed) for job in measurement.jobs]))
-        except ConfigMismatchError:  # the data have changed, for other cells too
+        except ConfigMismatchError:  # the data have changed, which concerns other cells too
             raise
         except MemoryError as error:
             return self._entry(measurement, status="impossible", why=f"this machine has too little memory: {error}")
         except OSError as error:
             return self._entry(measurement, status="not run", why=str(error))
-        except Exception as error:  # whatever goes wrong in one cell must not stop the others
+        except Exception as error:  # an error in one cell must not stop the others
             return self._entry(
                 measurement, status="failed", why=f"{type(error).__name__}: {error}", **self._made(measurement, seeds)
             )
@@ -238,14 +242,14 @@ class Queue:
 
 
 def require_measured(made: Sequence[Entry], asked: int) -> None:
-    """Refuse a command that has done nothing, by the error that says why.
+    """Raise an error that says why a command measured nothing, unless there was nothing left to measure.
 
     Args:
-        made: the entries that `Queue.run` gave.
-        asked: how many measurements were asked for, those that the ledger has included.
+        made: the entries that `Queue.run` yielded.
+        asked: number of measurements that were asked for, including those that the ledger already has.
 
     Raises:
-        ValueError: if nothing was asked for, or nothing was measured of what the ledger lacks.
+        ValueError: if no measurement was asked for, or if none of those that the ledger lacks gave a number.
     """
     if not asked:
         raise ValueError("nothing was run: no cell that the options name has a measurement in such a variant")
@@ -257,7 +261,10 @@ def require_measured(made: Sequence[Entry], asked: int) -> None:
 
 
 def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
-    """Entries of the cells without a measurement, with the study's reasons; what lacks something is "not run"."""
+    """Make the entries of the cells without a measurement, with the study's reasons.
+
+    The status is "not run" if the reason begins with `LACKING`, and "impossible" otherwise.
+    """
     entries = []
     for cell, reason in study.impossible().items():
         printed, status = ledger.printed[cell], _status_of(reason)
@@ -266,16 +273,16 @@ def impossible_entries(study: Study, ledger: Ledger) -> list[Entry]:
 
 
 def _status_of(reason: str) -> Status:
-    """The status of what cannot run here: another machine may have what is lacking."""
+    """Return the status for a reason: "not run" if something is lacking, which another machine may have."""
     return "not run" if reason.startswith(LACKING) else "impossible"
 
 
 def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
-    """The commit of a clone in 12 digits, with "-dirty" where tracked files differ; "unknown" where there is none.
+    """Return the commit of a clone in 12 digits, with "-dirty" if tracked files differ; "unknown" without a clone.
 
     Args:
         root: the clone's folder.
-        but_for: paths below it whose changes make no other commit of it, such as the ledger's own.
+        but_for: paths below that folder whose changes do not count, such as the ledger's own files.
     """
     git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
     try:
@@ -288,7 +295,7 @@ def commit_of(root: Path, but_for: Sequence[str] = ()) -> str:
 
 
 def _with_former(there: Entry, made: Mapping[str, Any]) -> dict[str, str]:
-    """How all seeds of an entry came about, where `there` has former ones and `made` is about new ones."""
+    """Join commits, versions and machines of an entry's former seeds (`there`) and of its new seeds (`made`)."""
     joints = {"commit": ", ", "versions": "; ", "machine": "; "}
     former = {name: getattr(there, name).split(joint) for name, joint in joints.items()}
     return {

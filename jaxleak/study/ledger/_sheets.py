@@ -1,4 +1,4 @@
-"""Contact sheets of a reproduction: what the runs behind a table of images reconstructed, below the truth."""
+"""Contact sheets of a reproduction: the private images, and below them the reconstructions behind a table's cells."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +14,13 @@ from jaxleak.study.ledger._store import Ledger
 #: Images of a run: `truth` and `estimate` (I, H, W, C).
 Pictures = Mapping[str, np.ndarray]
 
-#: Images in a row of a sheet, and rows below the truth.
+#: Number of images in a row of a sheet, and largest number of rows below the truth.
 COLUMNS, ROWS = 8, 8
-#: Fields of a printed cell that do not say what was run, or that are said first.
+#: Fields of a printed cell that are not listed among the settings: they do not say what was run, or stand first.
 _UNSAID = ("id", "method", "dataset", "value", "unit", "relation", "refers_to")
-#: Names that papers shorten.
+#: Full names of what papers abbreviate.
 _SPOKEN = {"IG": "Inverting Gradients", "GI": "GradInversion", "fl": "FL", "tv_percentile": "percentile of the TV"}
-#: Larger images would make a sheet that no page shows in full.
+#: Largest height of an image in pixels that is shown; larger images would make a sheet too large for a page.
 _LARGEST = 64
 
 
@@ -31,17 +31,17 @@ def draw_sheets(
     shown: Callable[[Entry], bool] = lambda _: True,
     title: Callable[[str], str] = str,
 ) -> list[Path]:
-    """Draw one sheet per table from the finished runs at hand; returns the files.
+    """Draw one sheet per table from the finished runs in the study's folder; returns the files.
 
-    Runs show other images where the data, the seed or the batch differ. A sheet shows the images that most measurements
-    of the table have in common, by their first seed.
+    Two runs show different images if their data, seeds or batches differ. A sheet shows the rows of those measurements
+    of a table that have the same private images for their first seed; of several such groups, it shows the largest.
 
     Args:
-        study: has the finished runs; nothing is run.
-        ledger: the ledger, whose entries say which measurements there are.
-        folder: where PNG files go, named by paper and table.
-        shown: which measured entries are shown, of those whose unit is dB.
-        title: gives the title of a table's sheet, from the table's name.
+        study: study with the finished runs; nothing is run.
+        ledger: ledger, whose entries say which measurements there are.
+        folder: folder for the PNG files, which are named by paper and table.
+        shown: function that says whether a measured entry is shown; only entries in dB are asked about.
+        title: function that returns the title of a table's sheet, given the table's name.
     """
     tables: dict[str, dict[str, dict[str, Pictures]]] = {}
     for entry, pictures in _measured(study, ledger, shown):
@@ -60,9 +60,9 @@ def draw_sheets(
 
 
 def row_label(ledger: Ledger, entry: Entry) -> str:
-    """What a sheet says of a measurement: method, data and settings in words, the variant, stand-ins, and its number.
+    """Return the label of a measurement's row: method, data and settings in words, the variant, and the number.
 
-    A run on other data than the printed ones says which took their place: the images above its row are theirs.
+    If the run used other data than the paper, the label says which, since the images above come from those data.
     """
     cell = ledger.printed[entry.cell]
     data = cell.get("dataset", "")
@@ -78,9 +78,9 @@ def row_label(ledger: Ledger, entry: Entry) -> str:
 
 
 def _measured(study: Study, ledger: Ledger, shown: Callable[[Entry], bool]) -> Iterator[tuple[Entry, Pictures]]:
-    """The entry and the images of every measurement whose first run is finished here and has images.
+    """Yield the entry and the images of every measurement whose first run is finished here and has images.
 
-    A run that serves several cells of a table, such as one on CIFAR-10 in place of SVHN, is shown once.
+    A run that serves several cells of a table, such as a run on CIFAR-10 in place of SVHN, is shown once.
     """
     seen = set()
     for measurement in study.measurements():

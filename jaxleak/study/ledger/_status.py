@@ -1,4 +1,4 @@
-"""How many cells of every table are met, missed, or without a run."""
+"""Counts of the cells of every table that are met, missed, or without a run."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -9,12 +9,12 @@ from rich.table import Table
 from jaxleak.study.ledger._entry import MEASURED, STATUSES, VARIANTS, Entry
 from jaxleak.study.ledger._store import Ledger
 
-#: The status of a cell that no entry speaks of.
+#: The status of a cell without any entry.
 NO_ENTRY = "no entry"
 
 
 def cell_status(ledger: Ledger, cell: str) -> tuple[str, Entry | None]:
-    """A cell's status: that of its most faithful measured entry, else of its best attempt; and that entry."""
+    """Return the status of a cell's most faithful measured entry, or else of its best attempt; and that entry."""
     entries = ledger.of(cell)
     if not entries:
         return NO_ENTRY, None
@@ -28,7 +28,7 @@ def cell_status(ledger: Ledger, cell: str) -> tuple[str, Entry | None]:
 
 
 def table_counts(ledger: Ledger, tables: Collection[str] = ()) -> dict[str, Counter[str]]:
-    """Cells by status, for every table in print order, or for those of `tables` alone where it names some."""
+    """Count cells by status for every table in print order, or only for `tables` if it names some."""
     counts: dict[str, Counter[str]] = {}
     for cell in ledger.printed:
         table = cell.partition("/")[0]
@@ -38,7 +38,7 @@ def table_counts(ledger: Ledger, tables: Collection[str] = ()) -> dict[str, Coun
 
 
 def beyond_counts(ledger: Ledger, tables: Collection[str] = ()) -> Counter[str]:
-    """Cells whose number lies beyond the printed one (see `RULE`), by table; `tables` as in `table_counts`."""
+    """Count by table the cells whose number lies beyond the printed one (see `RULE`); `tables` as in `table_counts`."""
     counts: Counter[str] = Counter()
     for cell in ledger.printed:
         table = cell.partition("/")[0]
@@ -49,11 +49,11 @@ def beyond_counts(ledger: Ledger, tables: Collection[str] = ()) -> Counter[str]:
 
 
 def summary(ledgers: list[Ledger], tables: Collection[str] = ()) -> dict[str, Any]:
-    """Counts over all papers, and per paper and table; for programs.
+    """Count cells over all papers, and per paper and table, in a form for programs.
 
     Args:
-        ledgers: the papers that are counted.
-        tables: names of the tables that are counted, all by default; papers without any of them are left out.
+        ledgers: ledgers of the papers that are counted.
+        tables: names of the tables that are counted, all by default; a paper without any of these tables is left out.
     """
     papers: dict[str, Any] = {}
     total: Counter[str] = Counter()
@@ -87,15 +87,15 @@ def _measured(ledger: Ledger, tables: Collection[str]) -> dict[str, int]:
 
 
 def variant_counts(ledgers: Iterable[Ledger], tables: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Measured cells by the variant of the measurement that gives their status.
+    """Count measured cells by the variant of the measurement that gives their status.
 
     Args:
-        ledgers: the papers that are counted.
+        ledgers: ledgers of the papers that are counted.
         tables: names of the tables that are counted, all by default.
 
     Returns:
-        For every variant the numbers of cells `measured`, `met`, `beyond` (which are part of those met) and `missed`,
-        and `tables`: (paper, table) of these cells in print order.
+        For every variant the numbers of cells `measured`, `met`, `beyond` (these are among the met cells) and `missed`,
+        and in `tables` the (paper, table) of these cells in print order.
     """
     counts = {name: Counter[str]() for name in VARIANTS}
     of: dict[str, dict[tuple[str, str], None]] = {name: {} for name in VARIANTS}
@@ -113,7 +113,7 @@ def variant_counts(ledgers: Iterable[Ledger], tables: Collection[str] = ()) -> d
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The counts of `summary` in two sentences: how faithful the measurements are, and which of them are met."""
+    """Say the counts of `summary` in two sentences: how faithful the measurements are, and how many are met."""
     variants = found["variants"]
     by_variant = [
         f"{counts['met']} of {counts['measured']} {name} ({counts['beyond']} beyond)"
@@ -129,7 +129,7 @@ def status_text(found: dict[str, Any]) -> str:
 
 
 def status_table(found: dict[str, Any]) -> Table:
-    """The counts of `summary` for a terminal, one row per table of a paper."""
+    """Make a table for the terminal from the counts of `summary`, with one row per table of a paper."""
     names = ("met", "missed", "failed", "not run", "impossible", NO_ENTRY)
     table = Table("paper", "table", "cells", *names)
     for paper, counts in found["papers"].items():

@@ -1,4 +1,4 @@
-"""The files of ledgers: one per paper, one entry per line, in the order of the print."""
+"""The files of ledgers: one file per paper and one entry per line, in the order in which the paper prints the cells."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ from jaxleak.study.ledger._verdict import Directions, beyond
 
 
 class Ledger:
-    """The entries of one paper, read from `folder/<paper>.jsonl` and written back whole, so that a kill loses none."""
+    """The entries of one paper, read from `folder/<paper>.jsonl`; the file is replaced whole, so a kill loses none."""
 
     def __init__(
         self,
@@ -22,16 +22,16 @@ class Ledger:
         printed: Mapping[str, Mapping[str, Any]],
         directions: Directions = Directions(),  # noqa: B008
     ):
-        """Read what is there.
+        """Read the file, if it exists.
 
         Args:
-            paper: name of the paper, which is that of the file.
-            folder: where the file is, or will be.
-            printed: the printed cells by id (TABLE/REST), each with its `value` and `unit`, in the order of the print.
-            directions: which of these numbers are better for the attacker when they are lower.
+            paper: name of the paper and of its file.
+            folder: folder of the file.
+            printed: the printed cells by id (TABLE/REST), each with its `value` and `unit`, in the paper's order.
+            directions: says for each number whether higher or lower is better for the attacker, or neither.
 
         Raises:
-            ValueError: on a line that is no entry, or an entry of a cell that is not printed; names file and line.
+            ValueError: if a line is no entry, or if its cell is not printed; names file and line.
         """
         self.paper, self.path = paper, folder / f"{paper}.jsonl"
         self.printed, self.directions = printed, directions
@@ -44,7 +44,7 @@ class Ledger:
                 raise ValueError(f"{self.path}, line {number}: {error}") from error
 
     def of(self, cell: str) -> list[Entry]:
-        """The entries of a cell, measured ones first and the most faithful before others."""
+        """Return the entries of a cell: measured ones first, and among them the most faithful first."""
         return sorted((e for e in self.entries.values() if e.cell == cell), key=lambda entry: entry.faithfulness)
 
     def beyond(self, entry: Entry) -> bool:
@@ -54,14 +54,14 @@ class Ledger:
         return beyond(entry.paper, entry.value, entry.spread, self.directions.of(entry.cell, entry.unit))
 
     def forget_all_but(self, keys: Collection[tuple[str, str, str]]) -> None:
-        """Drop entries of measurements that no study has any more; `record` writes the file."""
+        """Drop all entries but those with the given keys; the file changes with the next `record`."""
         self.entries = {key: entry for key, entry in self.entries.items() if key in keys}
 
     def record(self, entries: Iterable[Entry]) -> None:
-        """Put entries in, in place of those with the same key, and write the file.
+        """Add entries, replace those with the same key, and write the file.
 
         Raises:
-            ValueError: if an entry's cell is not printed in the paper, or its printed number is another.
+            ValueError: if an entry's cell is not printed in the paper, or is printed with another number or unit.
         """
         for entry in entries:
             self._put(entry)
@@ -84,16 +84,17 @@ class Ledger:
 
 
 def require_printed(ledgers: Sequence[Ledger], *, tables: Collection[str] = (), cells: Iterable[str] = ()) -> None:
-    """Refuse tables and cells that no ledger has, or cells of other tables, and list those that there are instead.
+    """Refuse tables and cells that no ledger has, and cells that are in none of the named tables.
 
     Args:
-        ledgers: the papers that are meant, one at least.
+        ledgers: ledgers of the papers, at least one.
         tables: names of tables.
-        cells: full ids, TABLE/REST.
+        cells: full ids of cells, TABLE/REST.
 
     Raises:
-        ValueError: on an unknown table, with all tables; on a cell that is unknown, or in none of `tables`, with all
-            cells of `tables`, else of the table that its id begins with, else the five cells whose ids are nearest.
+        ValueError: if a table is unknown; the message lists all tables. Also if a cell is unknown or in none of
+            `tables`; the message then lists the cells of `tables`, or else of the table with which the id begins, or
+            else the five cells with the nearest ids.
     """
     known = [cell for ledger in ledgers for cell in ledger.printed]
     for name in tables:

@@ -1,4 +1,4 @@
-"""The rule by which a measurement is said to meet the printed number or to miss it."""
+"""The rule that decides whether a measurement meets the printed number or misses it."""
 
 import math
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from jaxleak.study.ledger._entry import Status
 
 Better = Literal["higher", "lower", "equal"]
 
-#: How far a number may be from one that is neither better when higher nor when lower, as a share of the printed one.
+#: Largest deviation from a printed number for which neither higher nor lower is better, as a share of that number.
 TOLERANCE = 0.05
 
-#: The largest spread over the seeds, as a share of the printed number, that leaves a number one that can be repeated.
+#: Largest spread over the seeds, as a share of the printed number, with which a number still counts as repeatable.
 STEADY = 0.25
 
-#: The factor by which a number of the same order of magnitude may be larger or smaller.
+#: Largest factor between two numbers of the same order of magnitude.
 ORDER = math.sqrt(10)
 
 RULE = (
@@ -46,18 +46,18 @@ RULE = (
 
 @dataclass(frozen=True)
 class Directions:
-    """Which way the printed numbers of a paper are better for the attacker; higher, where nothing here says otherwise.
+    """Whether higher or lower printed numbers of a paper are better for the attacker; the default is higher.
 
-    A table or a cell that is named here is named as a whole, and a part is looked for within the id of a cell.
+    `lower` has full names of tables or ids of cells, `equal` full names of tables, and `equal_parts` parts of ids.
     """
 
     lower: tuple[str, ...] = ()  # tables and cells whose numbers are errors, distances, or claimed to be low
-    lower_units: tuple[str, ...] = ()  # units of such numbers
-    equal: tuple[str, ...] = ()  # tables of numbers that differ to nobody's gain
-    equal_parts: tuple[str, ...] = ()  # parts of a cell's id, with a "/" at its end, that say the same: "/baseline/"
+    lower_units: tuple[str, ...] = ()  # units in which lower numbers are better
+    equal: tuple[str, ...] = ()  # tables of numbers for which neither higher nor lower is better
+    equal_parts: tuple[str, ...] = ()  # the same for cells whose id, followed by "/", has such a part: "/baseline/"
 
     def of(self, cell: str, unit: str) -> Better:
-        """Whether a number of a cell is better for the attacker when it is higher, when it is lower, or neither.
+        """Say whether a higher or a lower number of a cell is better for the attacker, or neither ("equal").
 
         Args:
             cell: id of the cell, TABLE/REST.
@@ -70,17 +70,18 @@ class Directions:
 
 
 def judge(paper: float, values: list[float], how: Better, relation: str = "") -> tuple[Status, str]:
-    """The status of a measurement, and a sentence that says how it came about.
+    """Judge a measurement by the rule: return its status and a sentence with the reason.
 
     Args:
         paper: the printed number, in the unit of the cell.
-        values: ours in the same unit, one per seed.
-        how: see `Directions`.
-        relation: how the paper puts a number that is "equal": "below", "at most", "above" and "at least" are bounds, an
-            "order of magnitude" has a factor of the root of ten, and any other is the number itself.
+        values: our numbers in the same unit, one per seed.
+        how: which direction is better for the attacker, see `Directions`.
+        relation: for "equal" numbers, how the paper states the number: "below", "at most", "above" and "at least" make
+            it a bound, "order of magnitude" allows a factor of the root of ten, and any other text means the number
+            itself.
 
     Raises:
-        ValueError: without values, or on an unknown `how`.
+        ValueError: if there are no values, or if `how` is unknown.
     """
     _validate.positive(values=len(values))
     _validate.one_of(("higher", "lower", "equal"), how=how)
@@ -112,29 +113,30 @@ def beyond(paper: float, value: float, spread: float, how: Better) -> bool:
 
     Args:
         paper: the printed number, in the unit of the cell.
-        value: the mean over the seeds, in the same unit.
-        spread: their standard deviation.
-        how: see `Directions`; no number lies beyond one that is neither better when higher nor when lower.
+        value: mean over the seeds, in the same unit.
+        spread: standard deviation over the seeds, in the same unit.
+        how: which direction is better for the attacker, see `Directions`; with "equal" the answer is no.
     """
     gain = {"higher": value - paper, "lower": paper - value, "equal": 0.0}[how]
     return gain > max(spread, TOLERANCE * abs(paper))
 
 
 def mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation of the values themselves, not of their mean; NaN where a value is not finite."""
+    """Compute the mean and the standard deviation of the values (not of their mean); NaN if a value is not finite."""
     numbers = np.asarray(values, float)
     return float(numbers.mean()), float(numbers.std()) if np.isfinite(numbers).all() else math.nan
 
 
 def agrees(stored: float, again: float, spread: float) -> bool:
-    """Whether a run made again agrees with the stored number of its seed.
+    """Whether the number of a repeated run agrees with the stored number of the same seed.
 
-    Numbers of one seed may differ by rounding that an attack amplifies, hence by the spread over the seeds or by
-    `TOLERANCE` of the stored number, whichever is more; two runs without a number agree.
+    Two numbers of one seed may differ, because an attack amplifies rounding. They agree if they differ by at most the
+    spread over the seeds or `TOLERANCE` of the stored number, whichever is larger. Two runs without a number (NaN)
+    agree.
 
     Args:
-        stored: the number of a seed in the ledger, in the unit of its cell.
-        again: what the same seed gives now, in the same unit.
+        stored: number of a seed in the ledger, in the unit of the cell.
+        again: number that the same seed gives now, in the same unit.
         spread: standard deviation over the stored seeds.
     """
     if math.isnan(stored) or math.isnan(again):
@@ -143,9 +145,9 @@ def agrees(stored: float, again: float, spread: float) -> bool:
 
 
 def printed_cells(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The printed cells of a paper by their id, in print order.
+    """Collect the printed cells of a paper by their id, in print order.
 
     Args:
-        tables: by id, each with its cells in the list `cell`; a cell has its own `id`, its `value` and its `unit`.
+        tables: the paper's tables by id, each with a list `cell` of its cells; a cell has `id`, `value` and `unit`.
     """
     return {cell["id"]: cell for table in tables.values() for cell in table["cell"]}

@@ -1,10 +1,10 @@
-"""Vertical training between parties, one of which attacks: records, both runs, the attacks, and their scores.
+"""Vertical training between parties, of which one attacks: records, real and shadow run, attacks, and scores.
 
 A `SplitCase` says what is trained and attacked, for any data set (`npz:FILE` among them). `run_case` runs it once and
 scores every attack on the same observations; `SplitJobs` makes cases the jobs of a `jaxleak.study.runner`, and
 `draw_pictures` draws the results. All of them use `split_problem`, which makes the `SplitProblem` of a case: disjoint
-shadow and victim records, and the protocols of the real run and of shadow runs with and without its defense. Every name
-is imported when it is first used.
+shadow and victim records, and the protocols of the real run and of shadow runs with and without the real run's defense.
+Every name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What is run in a case of vertical training, in sentences for a report."""
+"""Sentences for a report that describe a case of vertical training."""
 
 import numpy as np
 
@@ -6,21 +6,21 @@ from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import about_records, split_problem, whole_table
 from jaxleak.study.parties._split_defense import kind_of_split_defense
 
-#: Categories of a column that are within a fifth of the range of the hash.
+#: A hashed column with fewer categories than this spreads them over less than a fifth of the hash's range.
 _FEW = 20
-#: How many columns that are left out are named.
+#: Largest number of left-out columns that are listed by name.
 _NAMED = 8
 
 
 def about_run(case: SplitCase, seed: int) -> str:
-    """How many records a case has, how its table was read, how long the runs are, and which defense it has.
+    """Describe a case: the numbers of records, how the table was read, how long the runs are, and the defense.
 
     Args:
         case: case of the run.
-        seed: random seed, by which records are drawn; a column that is constant in the shadow records is left out.
+        seed: random seed of the drawn records; a column that is constant in the shadow records is left out.
 
     Raises:
-        FileNotFoundError, ValueError: as `split_problem`.
+        FileNotFoundError, ValueError: as in `split_problem`.
     """
     problem, table = split_problem(case, seed), whole_table(case.data)
     said = [about_records(case)]

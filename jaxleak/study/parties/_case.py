@@ -1,4 +1,4 @@
-"""The options of one run of vertical training and of the attacks on it; nothing heavy is imported with them."""
+"""The options of one run of vertical training and of the attacks on it; this module imports nothing heavy."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -71,7 +71,7 @@ class SplitSetup:
     """Shadow runs with the records in other orders: R learns from all of them; few records need several."""
 
     def check_strength(self) -> None:
-        """Raise `ValueError` on a strength < 0, or on one without a defense, which would change nothing."""
+        """Raise `ValueError` if the strength is < 0, or if a strength is given without a defense."""
         _validate.non_negative(strength=self.strength)
         if self.strength and self.defense == "none":
             raise ValueError(
@@ -96,7 +96,7 @@ class SplitCase(SplitSetup):
         return replace(self, defense="none", strength=0.0)
 
     def attacker_only(self) -> "SplitCase":
-        """A case with the same records, features of the attacker, batches and training of R, and defaults otherwise."""
+        """Make a case with the same records, attacker's features, batches and training of R, and defaults otherwise."""
         kept = (
             "share",
             "batch_size",

@@ -1,4 +1,4 @@
-"""The label attacks of Li et al. and of Fu et al., on the case that VFLRecon is run on."""
+"""The label attacks of Li et al. and of Fu et al., run on the same case as VFLRecon."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._problem import ADVERSARY, THREAT, SplitProblem, rounds_of, split_problem, train
 from jaxleak.study.parties._truth import Truth
 
-#: How far the positive share must be from a half before it names the classes.
+#: Least distance of the positive share from one half at which the share decides which class is the positive one.
 _DECIDES = 0.1
 
 
@@ -27,7 +27,7 @@ def comparisons(
 ) -> dict[str, float]:
     """Label accuracies of the attacks of Fu et al. and, for two classes, of the attacks of Li et al. on the real run.
 
-    Those of Fu et al. attack undefended runs of their own, so that a case with a defense has none of them.
+    The attacks of Fu et al. need undefended runs of their own, so a case with a defense has no scores of them.
 
     Args:
         case: case of the run.
@@ -45,7 +45,7 @@ def comparisons(
         return scores
     index, x, gradients = party_records.flat_observations(seen)
     share = float(np.clip(np.mean(np.asarray(problem.shadow.y)), 0.01, 0.99))
-    # Li et al. know one positive sample; this attacker takes the sample of which its own features make it surest.
+    # Li et al. know one positive sample; this attacker takes the sample that its own features mark as surest positive.
     anchor = gradients[baseline.log_proba(x)[:, 1].argmax()]
     # Every sample is scored, so that an attack must answer for each. Rows whose norms tie where the cut falls get the
     # commoner label, and a row of zeros, which has no direction, counts as not of the anchor's class.
@@ -60,9 +60,10 @@ def comparisons(
 
 
 def _named(labels: np.ndarray, share: float) -> np.ndarray:
-    """The labels (n,), with both classes exchanged if their shares then fit the shadow records' better.
+    """Exchange both classes in the labels (n,) if their shares then fit the shares in the shadow records better.
 
-    The surest sample may be a negative one, as no sample of the paper's attacker is. Shares near a half decide nothing.
+    The exchange is needed if the surest sample is a negative one; the paper's attacker has a true positive sample. A
+    share near one half decides nothing.
     """
     exchanged = 1 - labels
     fits = abs(exchanged.mean() - share) < abs(labels.mean() - share)
@@ -70,7 +71,7 @@ def _named(labels: np.ndarray, share: float) -> np.ndarray:
 
 
 def fu_free_top(case: SplitCase, seed: int) -> dict[str, float]:
-    """Label scores of Fu et al.'s direct attack on one undefended epoch, whose top model has no parameters."""
+    """Score the labels of Fu et al.'s direct attack on one undefended epoch with a top model without parameters."""
     problem = split_problem(replace(case.undefended(), free_top=True, cipher="none"), seed)
     key = jax.random.key(seed)
     state = problem.victim_protocol.init(key)
@@ -83,10 +84,10 @@ def fu_free_top(case: SplitCase, seed: int) -> dict[str, float]:
 
 
 def fu_completion(case: SplitCase, seed: int) -> dict[str, float]:
-    """Label scores of Fu et al.'s passive attack, which completes the party's own bottom model, trained undefended.
+    """Score the labels of Fu et al.'s passive attack, which completes the party's bottom model, trained undefended.
 
-    The party fits a classifier of its bottom's outputs on the labelled shadow records, as many as every other attacker
-    has; the paper's semi-supervised use of unlabelled records is left out.
+    The party fits a classifier to the outputs of its bottom model on the labelled shadow records. It has as many of
+    them as every other attacker; the paper's semi-supervised use of unlabelled records is left out.
     """
     problem = split_problem(replace(case.undefended(), cipher="none"), seed)
     rounds = rounds_of(problem.victim, case.batch_size, case.task_epochs)
@@ -103,7 +104,7 @@ def fu_completion(case: SplitCase, seed: int) -> dict[str, float]:
 
 
 def _by_sample(index: np.ndarray, answer: np.ndarray, num_samples: int) -> np.ndarray:
-    """Labels (N,) of all samples from answers for the samples `index`; the others have label 0 and are not scored."""
+    """Spread answers for the samples `index` to labels (N,) of all samples; the others get label 0 and no score."""
     labels = np.zeros(num_samples, np.int32)
     labels[index] = answer
     return labels

@@ -34,21 +34,21 @@ class SplitJobs:
         pictured: Collection[tuple[SplitCase, int]] = (),
         slowdown: Callable[[SplitCase], float] = lambda _: 1.0,
     ):
-        """Say which arrays are kept and how long cases take.
+        """Choose which arrays are kept, and how long cases take.
 
         Args:
-            pictured: cases and seeds whose arrays are kept, for figures.
-            slowdown: function from a case to the factor, > 0, by which it takes longer than `seconds_of` says.
+            pictured: cases and seeds whose arrays are kept for figures.
+            slowdown: function from a case to the factor > 0 by which the case takes longer than `seconds_of` says.
         """
         self.pictured, self.slowdown = frozenset(pictured), slowdown
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
-        """What a stored result belongs to: the case, the runs and the seed."""
+        """Return what identifies a stored result: the case, the runs and the seed."""
         case = named_before(dataclasses.asdict(job.case), scales="entry", columns=(), missing="zero")
         runs = named_before(job.runs._asdict(), label_holder=False)
         if job.runs.comparisons and job.case.defense != "none":
-            runs["comparisons"] = "of the real run"  # once also of undefended runs
-        runs["baseline_network"] = "as long as R"  # once of 30 epochs and one scale, whatever R had
+            runs["comparisons"] = "of the real run"  # earlier results also had comparisons on undefended runs
+        runs["baseline_network"] = "as long as R"  # earlier results had 30 epochs and one scale, whatever R had
         return {"case": case, "runs": runs, "seed": seed}
 
     def sources(self, job: SplitJob, seed: int) -> Arrays:
@@ -74,7 +74,7 @@ class SplitJobs:
 
 
 def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit, ...]) -> Runs:
-    """Which parts of a case have to run so that it has these scores; scores of the task alone need no attack.
+    """Find the parts of a case that have to run to give these scores; scores of the task alone need no attack.
 
     Args:
         scores: names of scores of `run_case` and `correlations`.
@@ -92,7 +92,7 @@ def runs_for(scores: Iterable[str], shadow_init: tuple[party_records.ShadowInit,
 
 
 def seconds_of(case: SplitCase, runs: Runs) -> float:
-    """Estimated seconds that the parts `runs` of a case take for one seed on two CPU cores."""
+    """Estimate the seconds that the parts `runs` of a case take for one seed on two CPU cores."""
     starts = len(runs.shadow_init) * (2 if case.defense != "none" else 1)
     victims = case.victim_records or VICTIM_RECORDS
     size = min(2.0, victims / 1000)

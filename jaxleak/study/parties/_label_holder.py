@@ -1,4 +1,4 @@
-"""What the label holder of a vertical run learns of the other parties' features from what they send it."""
+"""The label holder's attack in a vertical run: it infers the other parties' features from what they send."""
 
 from functools import partial
 
@@ -32,11 +32,11 @@ def label_holder_scores(
 
     Returns:
         Mean squared errors per feature on the scale of the encoding: `feature_mse_label_holder`, against a defense also
-        `feature_mse_label_holder_adaptive`, whose shadow run has the defense, and `feature_mse_label_holder_alone` by
-        labels and own features alone. `feature_variance_label_holder` is the variance of these features, and
-        `feature_gain_label_holder`, with `..._adaptive`, is by how much less of it is left than by the latter. The
-        arrays `columns_label_holder`, also with `..._adaptive`, and `columns_label_holder_alone` have the share that is
-        explained of every column's variance (`Truth.by_column`).
+        `feature_mse_label_holder_adaptive`, whose shadow run has the defense, and `feature_mse_label_holder_alone` from
+        labels and own features alone. `feature_variance_label_holder` is the variance of the other parties' features.
+        `feature_gain_label_holder`, also with `..._adaptive`, is the share of this variance by which the error is lower
+        than that from labels and own features alone. The arrays `columns_label_holder`, also with `..._adaptive`, and
+        `columns_label_holder_alone` have the explained share of every column's variance (`Truth.by_column`).
     """
     model, key = problem.model, jax.random.key(seed)
     party = model.parties - 1

@@ -1,4 +1,4 @@
-"""Columns of a table that are dealt to the parties by name."""
+"""Dealing the columns of a table to the parties by name."""
 
 import numpy as np
 
@@ -7,19 +7,20 @@ from jaxleak.study.parties._case import SplitCase
 
 
 def named_parts(case: SplitCase, table: data.Table, kept: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The features that every party of `case.columns` holds; the last party has those that nobody is given.
+    """Find the features that every party holds by `case.columns`; the last party gets the columns that no list names.
 
     Args:
-        case: names the columns of all parties, or of all but the last.
-        table: has their names; where it has none, the columns' numbers name them, numeric ones first.
+        case: case that names the columns of all parties, or of all but the last.
+        table: table with the names of the columns; without names, columns are named by number, numeric ones first.
         kept: (F,) numbers in the table of the features that are not constant.
 
     Returns:
-        Per party the positions of its features in `kept`, in their order.
+        For each party the positions of its features in `kept`, in ascending order.
 
     Raises:
-        ValueError: if the lists do not fit the parties, a column is not known or given twice, nobody holds a column, or
-            all columns of a party are constant; and on a share or a kind of partition, which would have no effect.
+        ValueError: if the lists do not fit the parties, if a column is unknown or given twice, if nobody holds a
+            column, or if all columns of a party are constant. Also if a share or a kind of partition is given, since it
+            would have no effect.
     """
     names = table.names or tuple(map(str, range(table.num_features)))
     if case.partition != "auto" or case.share != SplitCase.share:

@@ -1,4 +1,4 @@
-"""What reports, tables and legends call the attacks of a vertical run and their scores."""
+"""Names of a vertical run's attacks and scores in reports, tables and legends."""
 
 from collections.abc import Iterable
 
@@ -54,13 +54,13 @@ _ADAPTIVE = "_adaptive"
 
 
 def attack_name(name: str) -> str:
-    """The attack as a person calls it; an attack whose shadow run has the defense too knows the defense."""
+    """Name an attack in words; an attack with the suffix `_adaptive` knows the defense."""
     plain = name.removesuffix(_ADAPTIVE)
     label = (ATTACK_LABELS | _COMPARED).get(plain, plain.replace("_", " "))
     return label + (", and knows the defense" if plain != name else "")
 
 
-#: Beginnings of scores in the order of a report: what a case was run for comes first.
+#: First letters of scores' names in the order of a report: the scores for which a case was run come first.
 _ORDER = (
     "label_balanced", "label_accuracy", "label_", "feature_gain", "feature_mse", "feature_variance", "correlation",
     "task_balanced", "task", "",
@@ -68,12 +68,12 @@ _ORDER = (
 
 
 def in_report(scores: Iterable[str]) -> list[str]:
-    """The scores in the order of a report: labels, features, the task, and the rest."""
+    """Sort scores in the order of a report: labels, features, the task, and the rest."""
     return sorted(scores, key=lambda name: (next(i for i, start in enumerate(_ORDER) if name.startswith(start)), name))
 
 
 def score_name(score: str) -> str:
-    """A score of `run_case` as a person calls it, such as `labels right: own features alone, the paper's network`."""
+    """Name a score of `run_case` in words, such as `labels right: own features alone, the paper's network`."""
     if score in _OTHERS:
         return _OTHERS[score]
     for beginning, measured in _MEASURED.items():

@@ -47,7 +47,7 @@ class OwnFeatures(NamedTuple):
         return scores
 
     def arrays(self, truth: Truth) -> dict[str, np.ndarray]:
-        """What a figure shows beside the attack: own features, victims' features, and the tuned regression's answer."""
+        """Return arrays for figures: own features, victims' features, and the answer of the tuned regression."""
         if self.features is None:
             return {}
         own, known = truth.problem.own(truth.problem.victim), truth.known[truth.took_part]
@@ -65,14 +65,15 @@ def own_features(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     """Fit the predictors on the shadow records of a case that `SplitCase.attacker_only` gave.
 
     The networks pass over the shadow records as often as the attack's own network does in runs of the default batch
-    size, with the same scales. They are trained in batches of that size whatever the run's is, so that runs of several
-    sizes are compared with one baseline; only where a run has fewer records than that, in batches of its own size.
+    size, with the same scales. They are trained in batches of the default size, whatever the run's batch size is, so
+    that runs of several sizes are compared with one baseline. Only if a run has fewer records than a default batch are
+    they trained in batches of the run's size.
     """
     enough = min(records_of(case)) >= SplitCase.batch_size
     return _fitted(replace(case, batch_size=SplitCase.batch_size) if enough else case, seed, features)
 
 
-# These predictors depend on no defense, cipher or optimiser, so one fit serves a whole table.
+# These predictors do not depend on the defense, cipher or optimiser, so one fit serves a whole table.
 @lru_cache(maxsize=32)
 def _fitted(case: SplitCase, seed: int, features: bool) -> OwnFeatures:
     problem = split_problem(case, seed)

@@ -20,7 +20,7 @@ from jaxleak.study.parties._random_streams import Stream
 from jaxleak.study.parties._split_defense import defense_of
 from jaxleak.study.sources import Arrays, own_code
 
-#: Learning rates by optimizer. The paper prints 0.001 without saying for which; SGD and AdaDelta have their usual ones.
+#: Learning rates by optimizer. The paper prints 0.001 without naming the optimizer; SGD and AdaDelta have usual rates.
 PLAIN_RATES: dict[OptimizerName, float] = {"adam": 1e-3, "sgd": 1e-1, "adadelta": 1.0}
 OPTIMIZERS: dict[OptimizerName, Any] = {
     "adam": lambda: optax.adam(PLAIN_RATES["adam"]),
@@ -32,12 +32,12 @@ ADVERSARY = 0
 #: The threat model: the adversary has its own record of every step, and knows which samples are in the batch.
 THREAT = threats.party_view(ADVERSARY)
 
-#: Width in pixels of data sets of images. Parties hold vertical strips of them, and the adversary the left one.
+#: Width in pixels of the images in each data set. Parties hold vertical strips of an image, the adversary the left one.
 IMAGE_WIDTHS = {"cifar10": 32, "mnist": 28}
 
 
 class SplitProblem(NamedTuple):
-    """A victim's run and an attacker's means to shadow it. Party p of P parties has d_p features."""
+    """A victim's run, and what the attacker needs to run shadows of it. Party p of P parties has d_p features."""
 
     model: models.BottomTopModel
     shadow: Batch  # the attacker's complete records: x (n, P, max d_p) with zeros beyond d_p, y (n,)
@@ -47,7 +47,7 @@ class SplitProblem(NamedTuple):
     victim_protocol: Protocol  # protocol of the real run
     columns: tuple[np.ndarray, ...]  # numbers of every party's columns in the table, numeric ones first
     spans: tuple[np.ndarray, ...]  # how many features each of those columns has
-    missing: np.ndarray  # which of the victim's entries (N, P, max d_p) count in no score; they are 0 in x
+    missing: np.ndarray  # (N, P, max d_p) bool, entries of the victim's records that no score counts; they are 0 in x
 
     @property
     def own_width(self) -> int:
@@ -59,7 +59,7 @@ class SplitProblem(NamedTuple):
         return np.asarray(batch.x)[:, ADVERSARY, : self.own_width]
 
     def without_truth(self) -> "SplitProblem":
-        """The set-up that the attacker has: the real run's records hold its own features, and zeros for all else."""
+        """Make the attacker's set-up: the real run's records keep the attacker's features, and all else is zero."""
         own = jnp.zeros_like(self.victim.x).at[:, ADVERSARY].set(self.victim.x[:, ADVERSARY])
         victim = self.victim._replace(x=own, y=jnp.zeros_like(self.victim.y))
         return self._replace(victim=victim, missing=np.zeros_like(self.missing))
@@ -73,7 +73,7 @@ class Records(NamedTuple):
 
 
 def records_of(case: SplitCase) -> Records:
-    """How many records the shadow run and the real run of a case have, whatever the seed.
+    """Count the records of the shadow run and of the real run of a case; the seed does not matter.
 
     Raises:
         ValueError: if the data have fewer records than the case asks for, or one run has fewer than a batch.
@@ -86,13 +86,13 @@ def records_of(case: SplitCase) -> Records:
 
 
 def about_records(case: SplitCase) -> str:
-    """How many records a case has, and how their table was read, in sentences for a report.
+    """Say in sentences for a report how many records a case has, and how the table was read.
 
     Args:
-        case: names the data.
+        case: case that names the data.
 
     Raises:
-        FileNotFoundError, ValueError: as `records_of`.
+        FileNotFoundError, ValueError: as in `records_of`.
     """
     count = records_of(case)
     read = f"The data have {whole_table(case.data).about}."
@@ -152,7 +152,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
         return Batch(jnp.asarray(slices[rows]), jnp.asarray(table.y[rows]), jnp.arange(len(rows), dtype=jnp.int32))
 
     model = _model(tuple(len(own) for own in columns), table.num_classes, case.free_top)
-    # The attacker plays both sides of its shadow run, so there the cipher's algebra does without ciphertexts.
+    # The attacker plays both sides of its shadow run, so the cipher's algebra needs no ciphertexts there.
     shadow_cipher = "none" if case.cipher == "none" else "plain"
     shared = (model, case.batch_size, case.optimizer)
     # A defense is calibrated to the run whose accuracy is measured.
@@ -178,7 +178,7 @@ def _in_table(encoding: data.TableEncoding, table: data.Table) -> np.ndarray:
 
 
 def sources_of_parties(case: SplitCase) -> Arrays:
-    """All rows of the table, whatever the seed, since encoding and draw depend on them; and a defense's file."""
+    """Name the sources: all rows of the table, on which encoding and draw depend, and the file of a user's defense."""
 
     def load() -> dict[str, np.ndarray]:
         table = whole_table(case.data)
@@ -222,7 +222,7 @@ def _parts(case: SplitCase, encoding: data.TableEncoding, x: np.ndarray, seed: i
     )
     if kind != "blocks":
         return dealt
-    # Every party gets as many features as in the random division, but adjacent ones: an image's columns, from the left.
+    # Every party gets as many features as in the random division, but adjacent ones: columns of an image from the left.
     order = np.arange(count)
     if image:
         order = np.lexsort((order, np.asarray(encoding.numeric) % IMAGE_WIDTHS[case.data]))
@@ -261,7 +261,7 @@ def whole_table(spec: str) -> data.Table:
     return data.load_table(spec)
 
 
-# Equal arguments give the same objects, so that programs that were compiled for one seed serve all seeds.
+# Equal arguments give the same objects, so that a program that was compiled for one seed serves all seeds.
 @lru_cache
 def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.BottomTopModel:
     return models.bottom_top(widths, num_classes, top=None if free_top else (100, 100))
@@ -293,7 +293,7 @@ def _protocol(
 
 
 def _informed(*settings: Any) -> Protocol:
-    """A shadow run's protocol with the real run's defense, or without one if the real run has none."""
+    """Make a shadow run's protocol with the real run's defense, or without a defense if the real run has none."""
     *undefended, defenses = settings
     return adaptive.informed_party(defenses, partial(_protocol, *undefended)) if defenses else _protocol(*settings)
 

@@ -4,7 +4,7 @@ import enum
 
 
 class Stream(enum.IntEnum):
-    """What draws; the first of shadow runs is `SHADOWS`, the next is one more."""
+    """The streams by what they draw; shadow runs have the numbers from `SHADOWS` on."""
 
     PARAMETERS = 0  #: initial parameters of the victim's run
     ROUNDS = 1  #: batches and defenses of the victim's run
@@ -14,7 +14,7 @@ class Stream(enum.IntEnum):
 
 
 class ShadowStream(enum.IntEnum):
-    """What draws in the shadow runs of one start; the second run has the key `FURTHER_RUNS` and one."""
+    """The streams in the shadow runs of one start; the second run has the key of `FURTHER_RUNS` with number 1."""
 
     NETWORKS = 1  #: weights and batches of the networks that the adversary trains
     ROUNDS = 2  #: batches and defenses of the shadow run

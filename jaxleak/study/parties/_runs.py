@@ -39,7 +39,7 @@ class Runs(NamedTuple):
     task: bool = False
     regressions: bool = False  # whether features are regressed on cut gradients as well, without networks
     comparisons: bool = False  # whether the label attacks of Li et al. and Fu et al. run as well
-    timed: bool = False  # whether the real run is watched once more for the time of a step, which is compiled by then
+    timed: bool = False  # whether the real run is repeated, once it is compiled, to measure the time of a step
     label_holder: bool = False  # whether the label holder's attack on the features runs as well
 
 
@@ -141,7 +141,7 @@ def _with_shadow_runs(
     free_labels: np.ndarray,
     truth: Truth,
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """VFLRecon from every start of the shadow run; if the real run has a defense, also with a defended shadow run."""
+    """Run VFLRecon from every start of the shadow run, and against a defense also with a defended shadow run."""
     key = jax.random.key(seed)
     scores: dict[str, float] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -184,17 +184,17 @@ def _with_shadow_runs(
                 arrays[f"columns_regression{suffix}"] = of_columns
             if runs.features and runs.regressions and how == "independent":
                 scored = aligned_scores(problem, shadow_seen, seen, free_labels, truth, seed)
-                if suffix:  # the control without gradients is the same
+                if suffix:  # the control without gradients is the same with and without a defended shadow run
                     scored.pop("feature_mse_free_labels", None)
                 scores |= {f"{name}{suffix}": score for name, score in scored.items()}
     return scores, arrays
 
 
 def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
-    """Accuracy in [0, 1] of the task after `task_epochs` epochs, on the shadow records, which are not trained on.
+    """Measure the task's accuracy in [0, 1] after `task_epochs` epochs, on the shadow records (not trained on).
 
-    Beside it stand the mean of the accuracy over classes, and the accuracy of always answering the most frequent class.
-    With a defense the dict also has the undefended accuracies, and the changes that the defense makes.
+    The dict also has the mean of the accuracy over classes, and the accuracy of always answering the most frequent
+    class. With a defense, it also has the undefended accuracies, and the changes that the defense makes.
     """
     task = _task(case, seed)
     scores = {
@@ -214,7 +214,7 @@ def task_scores(case: SplitCase, seed: int) -> dict[str, float]:
 class _Task(NamedTuple):
     accuracy: float
     balanced: float  # mean over classes; both are NaN where the training diverged
-    most_frequent: float  # what always answering the most frequent class of the records that are trained on has
+    most_frequent: float  # accuracy of always answering the most frequent class of the training records
 
 
 @lru_cache(maxsize=64)
@@ -226,7 +226,7 @@ def _task(case: SplitCase, seed: int) -> _Task:
     constant = np.bincount(problem.victim.y).argmax()
     most_frequent = metrics.label_accuracy(truth, np.full(len(truth), constant))
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
-        # A network of such weights answers the first class everywhere, and that may be a frequent one.
+        # A network with non-finite weights always answers the first class, which may be a frequent one.
         return _Task(math.nan, math.nan, most_frequent)
     return _Task(metrics.label_accuracy(truth, found), metrics.balanced_label_accuracy(truth, found), most_frequent)
 
@@ -244,7 +244,7 @@ def _shadow_run(
     start: PyTree,
     key: jax.Array,
 ) -> Observation:
-    # The shared start is granted by the simulator; a participant has what the other two starts need.
+    # Only the simulator can give the shared start; a participant has what the other two starts need.
     initial = party_records.shadow_params(
         problem.model,
         key,

@@ -9,7 +9,7 @@ from jaxleak.study._own_defenses import own_defense
 
 
 def kind_of_split_defense(name: str) -> SplitDefense:
-    """What is known of a defense of vertical training.
+    """Return the `SplitDefense` of a defense of vertical training: how it is made for a run, and the default strength.
 
     Args:
         name: a key of `defenses.SPLIT_DEFENSES`, or FILE.py:NAME. NAME is a function that makes a `defenses.Defense`
@@ -17,20 +17,20 @@ def kind_of_split_defense(name: str) -> SplitDefense:
             strength. The file is run once in a process.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: on an unknown name, a file that cannot be imported or has no such name, and one that stands for
-            something else.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the name is unknown, if the file cannot be imported or has no such name, or if the name stands
+            for something else.
     """
     require_named(("none", *SPLIT_DEFENSES), defense=name)
     return _loaded(name) if is_own(name) else SPLIT_DEFENSES[name]
 
 
 def defense_of(name: str, strength: float, run: SplitRun) -> Defense:
-    """The defense of this name and strength for a run; a strength of 0 takes the default.
+    """Make the defense of this name and strength for a run; a strength of 0 takes the default.
 
     Raises:
-        FileNotFoundError, ValueError: as `kind_of_split_defense`, on a strength < 0 or none where there is no default,
-            and if the strength makes no defense.
+        FileNotFoundError, ValueError: as in `kind_of_split_defense`; and `ValueError` if the strength is < 0, if it is
+            0 and there is no default, or if the strength makes no defense.
         ImportError: if epsilon has to be computed and dp-accounting is missing.
     """
     kind = kind_of_split_defense(name)

@@ -1,4 +1,4 @@
-"""Federated rounds that CAFE attacks: the private set, the simulated parties, the attack, and its scores.
+"""Federated rounds that CAFE attacks: the private set, the simulated parties, the attack, and the scores.
 
 `vertical_problem` and `horizontal_problem` make a `Problem`. `observe_and_recover` observes the problem's rounds and
 solves them with the exact engine; `steps_one_and_two` and `step_three` descend as the paper does.

@@ -177,9 +177,9 @@ def reconstruction_metrics(
 
     Args:
         problem: the problem with the truth.
-        reconstruction: what the attack answers.
-        granted: whether the attacker was granted the labels. These, and labels of which it says nothing, have no
-            accuracy.
+        reconstruction: the attack's answer.
+        granted: whether the attacker was given the labels. The label accuracy is left out if so, or if the attack
+            does not answer all labels.
     """
     index = np.arange(len(problem.private.y))
     slices = np.asarray(reconstruction.x)

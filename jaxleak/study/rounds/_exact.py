@@ -65,7 +65,7 @@ def observe_and_recover(
         The recovered V, H and labels, and which samples have an answer.
 
     Raises:
-        ValueError: if no attack is known that knows the defense, and on what `attacks.cafe_exact` refuses.
+        ValueError: if the attacker is to know the defense and no such attack exists, or if `attacks.cafe_exact` raises.
     """
     head = models.frozen_features(problem.model)
     if horizontal:

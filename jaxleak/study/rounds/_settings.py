@@ -27,14 +27,14 @@ FAKE_SAID = {
     "fake-paired-tensor": "fake gradients in units of every tensor's root mean square, paired by rank (Section 3.4)",
     "fake-paired": "fake gradients in units of the whole gradient's root mean square, paired by rank (Section 3.4)",
 }
-#: Largest numbers of iterations of a step (Table 5), by data set. Steps I and II take as many here.
+#: Largest number of iterations of a step by data set (Table 5). Steps I and II take this number by default.
 CAPS = {"linnaeus5": 20_000}
 CAP = 8_000
 #: Values of F1 and F2 below which the paper goes on to the next step.
 THRESHOLDS = (1e-9, 5e-9)
 
 
-#: Readings of the three steps. The paper prints learning rates and no optimisers.
+#: Readings of the three steps by name. The paper prints learning rates, but does not name the optimisers.
 STEPS = {
     "adam": "SGD in Step I, and Adam with a state per sample in Steps II and III",
     "authors": "SGD in Step I, and in Steps II and III the Adam of the authors' code, which corrects its bias twice",
@@ -62,7 +62,7 @@ class Setting:
     defense: str = "none"
     adaptive: bool = False  # whether the exact engine's attacker knows the defense
     network: Literal["cafe", "cafe-small"] = "cafe"
-    # What the paper does not print of its descent, see `STEPS`.
+    # Reading of the parts of the descent that the paper does not print, see `STEPS`.
     steps: Literal["adam", "authors", "stopped"] = "adam"
     data_optimizer: Literal["adam", "normalized"] = "adam"  # where a method reads no H
     steps_at: int = 0  # iterations of Steps I and II each; 0 for the cap of the data set

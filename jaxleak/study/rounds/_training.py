@@ -21,8 +21,8 @@ def training(setting: Setting, problem: Problem) -> dict[str, Any]:
         problem: the private set, and held-out samples.
 
     Returns:
-        `curve`: triples of iteration, loss and accuracy in [0, 1]. After a gradient that is not finite follows one
-        triple, whose loss and accuracy are NaN: that of the next iteration that would have been recorded.
+        `curve`: triples of iteration, loss and accuracy in [0, 1]. If a gradient is not finite, the curve ends with one
+        triple for the next iteration that would have been recorded, with a loss and an accuracy of NaN.
     """
     key = jax.random.key(setting.seed)
     protocol = protocols.vertical(

@@ -1,4 +1,4 @@
-"""CAFE's runs as jobs of a `Runner`, and about how long they take on two CPU cores."""
+"""CAFE's runs as jobs of a `Runner`, with estimates of their time on two CPU cores."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -16,50 +16,51 @@ from jaxleak.study.sources import Arrays, drawn
 
 __all__ = ["CafeJobs", "seconds"]
 
-#: Seconds measured on two CPU cores; only used to decide what fits a budget.
+#: Seconds measured on two CPU cores; they are only used to decide what fits a budget.
 EXACT_SETUP, EXACT_PER_IMAGE = 45.0, 1.0
-#: Seconds of an attacker who knows of fake gradients, at 200 samples: one decomposition of a system of all samples per
-#: feature.
+#: Seconds of an attacker who knows about fake gradients, at 200 samples: for every feature, one decomposition of a
+#: system of all samples.
 CENSORED = 240.0
-#: The same where only the order is left, mostly sorting in every round.
+#: Seconds of the same attacker if fake gradients keep only the order of entries; most of it is sorting in every round.
 ORDINAL = 600.0
 STEPS_ONE_TWO_PER_ROUND, STEP_THREE_PER_ROUND, TRAINING_PER_ROUND = 0.02, 0.4, 0.12
-#: The least that a round of training or of Step III takes, however small its batch, and what fake gradients add.
+#: Least seconds of a round of training or of Step III, however small the batch; and seconds that fake gradients add.
 ROUND_AT_LEAST, FAKE_PER_ROUND = 0.02, 0.24
-#: A round of any step through the network with a quarter of the channels, for at most 16 samples.
+#: Seconds of a round of any step through the network with a quarter of the channels, for at most 16 samples.
 NARROW_ROUND = 0.01
 
 
-#: Curves (points, iteration and values), and the first images: `index` (I,), `truth` and `estimate` (I, H, W, C).
+#: Names of the arrays: curves (points, iteration and values), and the first images with `index` (I,), `truth` and
+#: `estimate` (I, H, W, C).
 ARRAYS = ("curve", "f_history", "index", "truth", "estimate")
 
 
 class CafeJobs:
-    """Settings as jobs: every seed of one runs with that seed in place of its own."""
+    """Settings as jobs; the seed of a job replaces the setting's own seed."""
 
     def __init__(self, specs: Mapping[str, str]):
-        """`specs` has a data specification by dataset name."""
+        """Take `specs`, which map the name of a dataset to a data specification."""
         self.specs = specs
-        self._tables: dict[Setting, NestedTables] = {}  # V and H by what they depend on
+        self._tables: dict[Setting, NestedTables] = {}  # V and H by the setting on which they depend
 
     def identity(self, setting: Setting, seed: int) -> dict[str, Any]:
-        """The setting and its data."""
+        """Return what identifies a result: the setting with the seed, and the data specification."""
         fields = named_before(asdict(replace(setting, seed=seed)), steps="adam", steps_at=0, data_optimizer="adam")
         return fields | {"data": self.specs[setting.dataset]}
 
     def sources(self, setting: Setting, seed: int) -> Arrays:
-        """The private and held-out samples that the results come from."""
+        """Return the private and held-out samples from which the results come."""
         return drawn(self.specs[setting.dataset], setting.num_samples + _held_out(setting), seed)
 
     def require(self, setting: Setting, seed: int) -> None:
-        """Nothing is known before the problem is built."""
+        """Accept every setting, since errors are known only once the problem is built."""
 
     def cost(self, setting: Setting) -> Cost:
-        """As `seconds` says."""
+        """Estimate the cost as `seconds` does."""
         return Cost(seconds(setting))
 
     def run(self, setting: Setting, seed: int) -> Result:
-        """Scores have `psnr`, but for a training; arrays are those of `ARRAYS` that the kind of setting has."""
+        """Run the setting; scores have `psnr`, except for a training, and arrays are those of `ARRAYS` that exist."""
         setting = replace(setting, seed=seed)
         problem = self._problem(setting)
         if setting.kind == "descent":
@@ -103,7 +104,7 @@ def _held_out(setting: Setting) -> int:
 
 
 def seconds(setting: Setting) -> float:
-    """Estimated seconds of a setting on two CPU cores."""
+    """Estimate the seconds of a setting on two CPU cores."""
     if setting.kind == "exact":
         informed, share = 0.0, setting.num_samples / 200
         defense = cafe_runs.defense_named(setting.defense, batch_size=1) if setting.adaptive else None

@@ -67,10 +67,11 @@ PICTURE_KEY = "pictures"
 def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
     """Run the exact engine: Steps I and II on all samples, Step III on the first `images` samples.
 
-    Undefended, samples for which the attack says that it has no answer are left out of the PSNR; `images` says how many
-    of the `images_asked` are left, `answered` is the share of answers among all samples, and
-    `recovered` that of samples whose true inputs of the first dense layer are found for every party. Against a defense
-    everything is inverted: leaving samples out would flatter the attack.
+    Without a defense, samples for which the attack says that it has no answer are left out of the PSNR. `images` says
+    how many of the `images_asked` are left, and `answered` is the share of all samples that have an answer. `recovered`
+    is the share of all samples that have an answer and whose true inputs of the first dense layer are found for every
+    party.
+    Against a defense, all samples are inverted, since leaving samples out would flatter the attack.
 
     Args:
         setting: a setting of kind "exact".
@@ -82,7 +83,7 @@ def exact(setting: Setting, problem: Problem) -> dict[str, Any]:
         the first pictures (`PICTURE_KEY`).
 
     Raises:
-        ValueError: on sizes that do not fit, or a defense for which no attack is known that knows it.
+        ValueError: if sizes do not fit, or if the attacker is to know the defense and no such attack exists.
     """
     defense = defense_named(setting.defense, batch_size=setting.batch_size)
     plan = attacks.plan_cafe_exact(
@@ -134,9 +135,10 @@ class NestedTables:
 
 
 def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
-    """Run Steps I and II by gradient descent, each on as many batches as the setting says or the data set's cap is.
+    """Run Steps I and II by gradient descent, each for the setting's number of batches or the data set's cap.
 
-    With the setting's `steps` "stopped", H is that of the end of a tenth of Step II at which F2 was smallest.
+    If the setting's `steps` is "stopped", F2 is compared at the end of every tenth of Step II, and H is taken from the
+    end at which F2 was smallest.
 
     Args:
         setting: a setting of kind "descent"; its method and the options of Step III are not read.
@@ -144,7 +146,7 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
     """
     features = forward_features(problem)
     history: list[tuple[int, float, float]] = []
-    best: list[tuple[float, Tables]] = []  # F2, which the attacker knows, and what it had then; one at most
+    best: list[tuple[float, Tables]] = []  # smallest F2, which the attacker knows, and the tables then; one at most
 
     def keep(done: int, state: audit.RunState, infos: dict[str, np.ndarray]) -> None:
         history.extend(_passing(done, infos))
@@ -171,13 +173,13 @@ def nested_tables(setting: Setting, problem: Problem) -> NestedTables:
 
 
 def _feature_errors(features: ArrayLike, found: ArrayLike) -> np.ndarray:
-    """(N, P) errors of inputs of the first dense layer (N, P, d1), relative to the true ones."""
+    """Compute relative errors (N, P) of the recovered inputs (N, P, d1) of the first dense layer."""
     true, error = np.asarray(features), np.asarray(found) - np.asarray(features)
     return np.asarray(np.linalg.norm(error, axis=-1) / np.maximum(np.linalg.norm(true, axis=-1), 1e-12))
 
 
 def _passing(done: int, infos: dict[str, np.ndarray]) -> list[tuple[int, float, float]]:
-    """The first rounds below the thresholds, and the last round, of a chunk that ends after `done` rounds."""
+    """List the first rounds below each threshold, and the last round, of a chunk that ends after `done` rounds."""
     size = len(infos["F1"])
     below = [np.flatnonzero(infos[name] < limit) for name, limit in zip(("F1", "F2"), THRESHOLDS, strict=True)]
     kept = sorted({int(found[0]) for found in below if len(found)} | {size - 1})
@@ -279,7 +281,7 @@ def _attack(setting: Setting, options: dict[str, Any], model: models.SplitModel,
 
 
 def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[str, np.ndarray]:
-    """The first reconstructed images of a run beside the truth, for contact sheets.
+    """Keep the first reconstructed images of a run and the truth, for contact sheets.
 
     Args:
         problem: the attacked federation.
@@ -292,7 +294,7 @@ def pictures(problem: Problem, images: np.ndarray, index: np.ndarray) -> dict[st
 
 
 def _curve(problem: Problem, curve: list[tuple[int, float]]) -> audit.Callback:
-    """A callback that appends (iteration, mean PSNR) to `curve`."""
+    """Make a callback that appends (iteration, mean PSNR) to `curve`."""
     everyone = np.arange(len(problem.private.y))
 
     def record(done: int, state: audit.RunState, _: dict[str, np.ndarray]) -> None:

@@ -1,7 +1,8 @@
-"""One client's update and its inversion, from end to end: data, a client, a grant, the attack, and its scores.
+"""One client's update and its inversion, from end to end: data, client, what the attacker sees, attack, and scores.
 
-A `Case` says what is attacked and with what. `victim` makes the client of a case, `observe` what its server is granted,
-and `attack` an `Outcome`, which is scored beside the truth. Everything is imported when it is first used.
+A `Case` says what is attacked and with which attack. `victim` makes the client of a case, `observe` runs one round and
+returns what the server may see, and `attack` returns an `Outcome`, scored against the truth. Every name is imported
+when it is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -146,7 +147,7 @@ __all__ = [
     "where_seen",
 ]
 
-#: Functions that studies import beside the classes of their options, which are read before JAX is imported.
+#: Functions that studies import together with the classes of their options; those are read before JAX is imported.
 _FUNCTIONS = (
     "attack", "build_model", "captions", "check", "refuse_overlap", "require_memory_of_update", "sources_of_update",
     "trained", "victim",

@@ -1,4 +1,4 @@
-"""What a case attacks with: its settings and its threat, resolved once, and what they refuse."""
+"""The attacker of a case: the attack's settings and threat, resolved once, and the checks of the case's options."""
 
 import functools
 import inspect
@@ -31,14 +31,14 @@ from jaxleak.study.updates._own_defense import compared_with_mechanism, keeps_st
 
 
 class ClosedForm(NamedTuple):
-    """An attack that solves equations, to which the engine's settings do not apply."""
+    """An attack that solves equations; the settings of the iterative engine do not apply to it."""
 
     build: Callable[[models.Classifier, protocols.ClientShare, int], Attack]  # model, client and number of images
     iterations: int
-    one_image: bool  # whether it is for one image, and not for several
+    one_image: bool  # whether the attack is for exactly one image, or else for several
 
 
-#: Attacks that solve equations.
+#: Attacks that solve equations, by name.
 CLOSED_FORM = {
     "patch_embedding": ClosedForm(lambda model, share, n: attacks.patch_embedding(model, batch_size=n), 1, True),
     "spear": ClosedForm(
@@ -48,9 +48,9 @@ CLOSED_FORM = {
 
 
 def check(case: Case) -> None:
-    """Raise `ValueError` on unknown names or options out of range, before any data are loaded.
+    """Raise `ValueError` if names are unknown or options are out of range, before any data are loaded.
 
-    `FileNotFoundError` says that there is no file of a model, an attack or a defense of one's own.
+    `FileNotFoundError` says that the file of the user's own model, attack or defense does not exist.
     """
     _validate.count(pool=case.pool, federation=case.federation, restarts=case.restarts, clients=case.clients)
     _validate.count(batch_size=case.batch_size, local_steps=case.local_steps, iterations=case.iterations)
@@ -122,13 +122,13 @@ def _check_model(case: Case) -> None:
 
 
 def check_effect(case: Case, model: models.Classifier | None = None) -> None:
-    """Raise `ValueError` on options that somebody gave and that change nothing in this case.
+    """Raise `ValueError` on options that a user gave and that change nothing in this case.
 
-    `check` lets them pass, since a study sets one option for all of its cases, and some of them do not read it.
+    `check` accepts such options, since a study may set an option for all of its cases although some do not read it.
 
     Args:
         case: a case that `check` accepts.
-        model: the model under attack; without it, what depends on the model is not asked.
+        model: the model under attack; without it, options whose effect depends on the model are not checked.
     """
     check_of_client(case)
     given = given_options(case)
@@ -150,11 +150,11 @@ def check_effect(case: Case, model: models.Classifier | None = None) -> None:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The attack of a case with all its settings made, and what it is granted. `resolved` makes it, once per case."""
+    """The attack of a case with all settings resolved, and the threat it needs; `resolved` makes one per case."""
 
     case: Case
-    threat: threats.Threat  # narrowest threat that the case works under
-    iterations: int  # iterations of the attack; of a closed form its own
+    threat: threats.Threat  # narrowest threat under which the attack works
+    iterations: int  # iterations of the attack; an attack of a closed form has a fixed number
     iterative: attacks.Settings | None  # None for an attack of a closed form
 
     @property
@@ -165,14 +165,14 @@ class Resolved:
         return self.iterative
 
     def build(self, model: models.Classifier, share: protocols.ClientShare) -> Attack:
-        """The attack.
+        """Build the attack.
 
         Args:
             model: the model under attack.
-            share: computes what the client uploads.
+            share: function that computes what the client uploads.
 
         Raises:
-            ValueError: on settings that do not go together, or do not fit the model.
+            ValueError: if settings do not go together, or do not fit the model.
         """
         if self.iterative is None:
             return CLOSED_FORM[self.case.attack].build(model, share, self.case.images)
@@ -184,12 +184,12 @@ class Resolved:
 
     @property
     def labels_from(self) -> str:
-        """Where the attack has the labels from, in words."""
+        """How the attack gets the labels, in words."""
         return labels_in_words("none" if self.iterative is None else self.iterative.labels)
 
     @property
     def free_pixels(self) -> bool:
-        """Whether the attack searches in pixels that it does not keep in [0, 1], as DLG."""
+        """Whether the attack optimises pixels without keeping them in [0, 1], as DLG does."""
         if self.iterative is None or not self.iterative.candidate.of_pixels:
             return False
         beyond = jnp.array([-2.0, 3.0])
@@ -197,7 +197,7 @@ class Resolved:
 
     @property
     def knows_noise(self) -> str:
-        """What takes the place of the attack's own distance, as a sentence; nothing if it stays."""
+        """A sentence that names what replaces the attack's own distance; an empty text if nothing replaces it."""
         if not self.case.adaptive or self.case.defense is None:
             return ""
         if not adaptive.reads_prior(kind_of_defense(self.case.defense).build(self.case.strength)):
@@ -208,13 +208,13 @@ class Resolved:
         )
 
     def leaves(self, model: models.Classifier) -> tuple[str, ...] | None:
-        """Which part of the update the attack reads, as `client_updates.leaves_read` says; None is the whole."""
+        """Return the part of the update that the attack reads, as `client_updates.leaves_read` does; None is all."""
         if self.iterative is None:
             return None
         return client_updates.leaves_read(model, self.iterative, batch_size=self.case.images)
 
     def granted(self, model: models.Classifier) -> str:
-        """The threat in words; commands print it, so that nobody overlooks a grant."""
+        """Say in words what the attacker is given; commands print this text, so that no assumption is overlooked."""
         case, read = self.case, self.leaves(model)
         update = "one update" if read is None else f"{', '.join(read)} of one update"
         extra = [name for name in ("labels", "statistics", "running_statistics") if getattr(self.threat, name)]
@@ -227,21 +227,21 @@ class Resolved:
 
 
 def labels_in_words(labels: str) -> str:
-    """Where an attack with `Settings.labels` has the labels from, in words."""
+    """Say in words how an attack with this value of `Settings.labels` gets the labels."""
     words = {"given": "granted", "joint": "optimised with the images", "none": "not needed by the attack"}
     return words.get(labels, f"inferred by the rule {labels}")
 
 
 @functools.lru_cache(maxsize=256)
 def resolved(case: Case, generator: client_updates.PublicGenerator | None = None) -> Resolved:
-    """The attack of a case; equal cases share one.
+    """Resolve the attack of a case; equal cases share one result.
 
     Args:
-        case: names the attack, its settings, and how the client normalises.
+        case: the case, which names the attack, the settings, and the client's mode of batch normalisation.
         generator: trained generator for attacks that need one. Without it, their settings can be read but not run.
 
     Raises:
-        ValueError: on settings that are out of range or do not go together.
+        ValueError: if settings are out of range or do not go together.
     """
     s = None if case.attack in CLOSED_FORM else _changed(_preset(case, generator), case)
     threat = threats.Threat(
@@ -254,7 +254,7 @@ def resolved(case: Case, generator: client_updates.PublicGenerator | None = None
 
 
 def _readers() -> dict[str, tuple[str, ...]]:
-    """Options of a case that only some attacks read, as arguments of their presets; with the attacks' names."""
+    """Map every option that only some attacks read, as an argument of their presets, to the names of these attacks."""
     taken = {name: inspect.signature(make).parameters for name, make in presets.PRESETS.items()}
     own = [field.name for field in fields(Case) if field.name not in (*ITERATIVE, "iterations")]
     by_presets = {option: tuple(name for name, arguments in taken.items() if option in arguments) for option in own}
@@ -265,7 +265,7 @@ def _readers() -> dict[str, tuple[str, ...]]:
 
 
 def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> attacks.Settings:
-    """The preset, made with those options of the case that its function takes; an option of None leaves its default."""
+    """Make the preset with those options of the case that its function takes; None leaves an option's default."""
     if case.own_attack:
         return own_settings(case)
     options = {
@@ -282,7 +282,7 @@ def _preset(case: Case, generator: client_updates.PublicGenerator | None) -> att
 
 
 def _changed(s: attacks.Settings, case: Case) -> attacks.Settings:
-    """The settings, changed by the options of the case that apply to every preset."""
+    """Change the settings by the options of the case that apply to every preset."""
     changes: dict[str, Any] = {}
     if case.labels is not None:
         changes["labels"] = case.labels

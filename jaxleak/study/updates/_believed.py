@@ -1,19 +1,19 @@
-"""What it costs to believe some images of an attack and not others, counted with the truth in hand."""
+"""Error rates of a rule that believes some reconstructed images and not others, counted against the truth."""
 
 import numpy as np
 
 
 def believed_rates(believed: np.ndarray, right: np.ndarray) -> dict[str, float]:
-    """What it costs to believe these images: false alarms, and right images that are missed.
+    """Count the errors of a rule that believes images: wrong images that are believed, and right images that are not.
 
     Args:
-        believed: (I,) bool, the images that a rule believes without the truth.
-        right: (I,) bool, the images that are right by the truth.
+        believed: (I,) bool, the images that a rule believes without knowing the truth.
+        right: (I,) bool, the images that are right according to the truth.
 
     Returns:
-        images, right, believed and believed_wrong, which are counts; wrong_share, of the believed ones;
-        false_alarm_rate, the share of the wrong images that are believed; found_share, the share of the right images
-        that are believed. NaN where there is nothing to divide by.
+        The counts images, right, believed and believed_wrong; wrong_share, the share of the believed images that are
+        wrong; false_alarm_rate, the share of the wrong images that are believed; and found_share, the share of the
+        right images that are believed. A share is NaN if there is nothing to divide by.
     """
     wrong = int((believed & ~right).sum())
     return {

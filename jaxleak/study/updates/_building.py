@@ -1,4 +1,4 @@
-"""What attacks a case: the attack that is built of its model, its client and its settings, and these in words."""
+"""Building a case's attack from the model, the client and the settings, and describing the settings in words."""
 
 import functools
 from dataclasses import replace
@@ -22,7 +22,7 @@ def attack_of(
     generator: client_updates.PublicGenerator | None,
     variables: PyTree,
 ) -> Attack:
-    """The attack of a case, as `attack_on` builds it; kept for all seeds unless the attacker reads `variables`."""
+    """Build a case's attack as `attack_on` does; all seeds share it unless the attacker reads `variables`."""
     case, known = _compiled(case), known_defense(case)
     if variables is not None and known is not None and adaptive.reads_weights(known):
         return attack_on(case, image_shape, num_classes, generator, variables)
@@ -30,7 +30,7 @@ def attack_of(
 
 
 def known_defense(case: Case) -> defenses.Defense | None:
-    """The defense that the attacker knows, if there is one."""
+    """Return the defense that the attacker knows, or None."""
     if not case.adaptive or case.defense is None:
         return None
     return defenses.client_defense(kind_of_defense(case.defense), case.strength)
@@ -46,14 +46,14 @@ def attack_on(
     """Build the attack of a case.
 
     Args:
-        case: what is attacked, and with what.
+        case: the case, which says what is attacked and with which attack.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
         generator: trained generator for attacks that need one.
-        variables: weights under attack, which some attackers who know a defense read.
+        variables: weights under attack; some attackers who know a defense read them.
 
     Raises:
-        ValueError: on settings, a model and a defense that do not go together.
+        ValueError: if settings, model and defense do not go together.
     """
     if variables is None:
         model, share, settings = _drawn_parts(case, image_shape, num_classes, generator)
@@ -71,8 +71,8 @@ def _parts_of_attack(
     generator: client_updates.PublicGenerator | None = None,
     variables: PyTree = None,
 ) -> tuple[models.Classifier, Share, attacks.Settings | None]:
-    """The model, what the attacker takes for the client's share, and its settings; arguments as in `attack_on`."""
-    # The client is built without its defense: only `adaptive.informed` may know of it.
+    """Return the model, the attacker's simulation of the client, and the settings; arguments as in `attack_on`."""
+    # The client is built without its defense: only `adaptive.informed` may know the defense.
     model, share, _ = client_of(replace(case, defense=None, strength=0.0), image_shape, num_classes)
     shown = protocols.averaged_share(share) if case.estimate else share
     if not case.adaptive or case.defense is None:
@@ -95,39 +95,39 @@ def _parts_of_attack(
     return model, known.share, adapted
 
 
-# What an attacker knows of a private defense is measured, which takes seconds; attack and description share it.
+# The attacker's knowledge of a private defense is measured, which takes seconds; attack and description share it.
 _drawn_parts = functools.lru_cache(maxsize=32)(_parts_of_attack)
-# A generator has its trained weights; those of seeds that are done with are let go.
+# A cached attack holds its generator's trained weights, so the cache is bounded to forget those of finished seeds.
 _compiled_attack = functools.lru_cache(maxsize=32)(attack_on)
 
 
 @functools.lru_cache(maxsize=32)
 def settings_as_run(case: Case, image_shape: tuple[int, ...], num_classes: int) -> dict[str, Any]:
-    """What the attack of a case runs with, in words and numbers that JSON can keep; what a preset leaves to the model
-    or to the defense is resolved.
+    """Describe the settings with which a case's attack runs, in words and numbers that JSON can keep.
 
-    Weights have no unit: they multiply a term of the objective. An attacker who knows a defense by the weights of the
-    model is described for weights that it draws. A trained generator is described as it is before its training.
+    Settings that a preset leaves to the model or to the defense are resolved. Weights have no unit: they multiply a
+    term of the objective. If the attacker's knowledge of a defense depends on the model's weights, it is described for
+    drawn weights. A trained generator is described as it is before its training.
 
     Args:
-        case: what is attacked, and with what.
+        case: the case, which says what is attacked and with which attack.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
 
     Raises:
-        ValueError: on settings, a model and a defense that do not go together.
+        ValueError: if settings, model and defense do not go together.
     """
     model, share, settings = _drawn_parts(_compiled(case), image_shape, num_classes, None)
     return described_settings(case, settings, Setup(model, share, case.images))
 
 
 def _compiled(case: Case) -> Case:
-    # Options that the attack's program does not depend on are reset, so that equal programs are compiled once.
+    # Options on which the attack's program does not depend are reset, so that equal programs are compiled once.
     if not case.adaptive:
         case = replace(case, defense=None, strength=0.0, attacked_round=0)  # the attacker does not know it
     return replace(
         case,
-        weights=case.weights if case.own_model else None,  # constants of one's own network
+        weights=case.weights if case.own_model else None,  # they give the constants of a user's own network
         restarts=1,
         microbatch=None,
         data="natural_patches",

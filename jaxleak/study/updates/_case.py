@@ -7,9 +7,9 @@ from typing import Literal
 
 from jaxleak._own_files import is_own
 
-#: Public data: samples of the victim's own data set that no client ever holds. This is the strongest grant.
+#: Public data: samples of the victim's own data set that no client ever holds. No other public data help more.
 HELD_OUT = "held_out"
-#: Public data: random shapes and coloured noise. They are nobody's data, so that they grant nothing.
+#: Public data: random shapes and coloured noise. They are nobody's data, so they give the attacker no knowledge.
 SYNTHETIC = "synthetic"
 
 
@@ -157,32 +157,32 @@ class Case:
 
     @property
     def taken(self) -> int:
-        """Index of the first sample of the data that no client holds; all later ones are free, too."""
+        """Index of the first sample of the data that no client holds; no client holds any later sample either."""
         return self.skip + self.pool
 
     @property
     def own_model(self) -> bool:
-        """Whether the model is FILE.py:NAME and no built-in one."""
+        """Whether the model is the user's own, FILE.py:NAME, and not a built-in one."""
         return is_own(self.model)
 
     @property
     def own_attack(self) -> bool:
-        """Whether the attack is FILE.py:NAME and no built-in one."""
+        """Whether the attack is the user's own, FILE.py:NAME, and not a built-in one."""
         return is_own(self.attack)
 
     @property
     def own_defense(self) -> bool:
-        """Whether the client's defense is FILE.py:NAME and no built-in one."""
+        """Whether the client's defense is the user's own, FILE.py:NAME, and not a built-in one."""
         return self.defense is not None and is_own(self.defense)
 
     @property
     def total_steps(self) -> int:
-        """How many steps of gradient descent a client takes, in all of its epochs."""
+        """Number of steps of gradient descent that a client takes in all of its epochs."""
         return self.local_steps * self.local_epochs
 
     @property
     def images(self) -> int:
-        """How many images one payload is made of."""
+        """Number of images from which one payload is computed."""
         return self.batch_size * self.local_steps * self.clients
 
 
@@ -196,7 +196,7 @@ _PART_OF = {
     "prior": "adaptive",
 }  # fmt: skip
 
-#: Options of built-in networks.
+#: Options that only built-in networks have.
 OPTIONS_OF_BUILT_IN = ("activation", "width", "init")
 
 #: Options of the generator that some attacks train on public data.
@@ -215,7 +215,7 @@ def given_options(case: Case) -> set[str]:
 
 
 def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], closed_form: bool) -> None:
-    """Raise `ValueError` on an option that nothing in the case would read, or that another one takes back.
+    """Raise `ValueError` if nothing in the case would read an option, or if another option would override it.
 
     Args:
         case: the case whose options are checked.
@@ -257,10 +257,11 @@ def check_combinations(case: Case, readers: Mapping[str, tuple[str, ...]], close
 def check_of_client(case: Case) -> None:
     """Raise `ValueError` on options of the client or its federation that change nothing in this case.
 
-    They are refused where somebody gave them. Studies set them for all of their cases, of which some read them.
+    Only options that a user gave are refused. A study may set such options for all of its cases, even if only some
+    cases read them.
     """
     given, one_step = given_options(case), case.total_steps == case.clients == 1
-    # Not learning_rate: runs of one step that are stored were given that of their sisters of several epochs.
+    # learning_rate is not refused: stored runs of one step have the learning rate of related runs of several epochs.
     for option in ("momentum", "estimate"):
         if one_step and option in given:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The side of the client and the server: model, data, defense and what is shared."""
+"""The side of the client and the server: model, data, defense, and the update that is shared."""
 
 import functools
 from typing import NamedTuple
@@ -25,12 +25,12 @@ class Victim(NamedTuple):
 
 
 def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
-    """The client's data and protocol.
+    """Make the model, the protocol and the private data of a case's client.
 
     Args:
-        case: what is attacked.
-        seed: random seed of the data drawn, the weights and the batch.
-        variables: weights in place of those that the case names or draws.
+        case: the case under attack.
+        seed: random seed of the drawn data, the weights and the batch.
+        variables: weights, in place of those that the case names or draws.
 
     Raises:
         ValueError: if the data are no images, or too few for the case.
@@ -54,10 +54,10 @@ def victim(case: Case, seed: int, variables: PyTree = None) -> Victim:
     return Victim(model, protocol, share, private)
 
 
-#: Fractional bits of secure aggregation's fixed-point numbers: entries up to 30 for three clients, in steps of 2^-24.
+#: Fractional bits of the fixed-point numbers of secure aggregation: steps of 2^-24, entries up to 30 for three clients.
 FRACTION_BITS = 24
 
-#: Options that the client's program depends on; cases that differ only in other options share its compilation.
+#: Options on which the client's program depends; cases that differ only in other options share one compilation.
 _CLIENT_FIELDS = (
     "model", "activation", "width", "init", "mean", "std", "pool",
     "batch_size", "local_steps", "local_epochs", "reshuffle", "clients", "learning_rate", "momentum", "batch_norm",
@@ -68,29 +68,29 @@ _CLIENT_FIELDS = (
 def client_of(
     case: Case, image_shape: tuple[int, ...], num_classes: int
 ) -> tuple[models.Classifier, protocols.ClientShare, Protocol]:
-    """Model, what its client runs, and its protocol; equal clients share one compilation.
+    """Make a client's model, its upload function and its protocol; equal clients share one compilation.
 
     Args:
-        case: what is attacked.
+        case: the case under attack.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
     """
-    # Weights are what a client is given, but the constants of one's own network are a part of its program.
+    # Weights are an input of the client's program, but the constants of a user's own network are a part of the program.
     constants = case.weights if case.own_model else None
     client = Case(**{name: getattr(case, name) for name in _CLIENT_FIELDS}, weights=constants)
     return _compiled_client(client, resolved(case).threat.statistics, image_shape, num_classes)
 
 
 def build_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
-    """The model of a case.
+    """Build the model of a case.
 
     Args:
-        case: names the model and the model's options.
+        case: case that names the model and the model's options.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
 
     Raises:
-        ValueError, FileNotFoundError: on a model of one's own, as `own_model`.
+        ValueError, FileNotFoundError: for a user's own model, as in `own_model`.
     """
     if case.own_model:
         model = own_model(case, image_shape, num_classes)
@@ -113,7 +113,7 @@ def _compiled_client(
 
 
 def share_of(case: Case, model: models.Classifier) -> protocols.ClientShare:
-    """What the case's client computes on a model."""
+    """Make the function that computes what the case's client uploads, for a given model."""
     return protocols.ClientShare(
         model,
         local_steps=case.local_steps,
@@ -148,7 +148,7 @@ def _protocol(
 
 
 def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:
-    """The defense of the case's clients, where it has one."""
+    """Make the defense of the case's clients, or None without one."""
     if case.defense is None:
         return None
     mixes = model.mixes_images(case.batch_norm)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How long an inversion takes, estimated from the operations of a forward pass before anything is run."""
+"""Estimates of an inversion's time, made from the operations of a forward pass before anything is run."""
 
 import functools
 import math
@@ -13,15 +13,15 @@ from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._client import build_model
 from jaxleak.study.updates._training import Training
 
-#: Measured: floating-point operations per second of attacks on one busy CPU core, and on an accelerator (a guess).
+#: Floating-point operations per second of an attack: measured on one busy CPU core, and guessed for an accelerator.
 RATE = {"cpu": 4e10, "other": 4e12}
-#: Cost of one gradient of a gradient distance in forward passes, and evaluations that an L-BFGS iteration takes.
+#: Cost of one gradient of a gradient distance in forward passes; and number of evaluations in an L-BFGS iteration.
 SECOND_ORDER, LINE_SEARCH = 8.0, 5.0
 #: Cost of one gradient of the loss in forward passes; attacks without second derivatives evaluate only these.
 FIRST_ORDER = 3.0
 #: Floating-point operations of a generator's training per pixel of a public image and epoch.
 GENERATOR = 6e4
-#: Seconds that an iteration takes at least.
+#: Least number of seconds that an iteration takes.
 OVERHEAD = 2e-3
 #: Seconds that a compilation takes.
 COMPILE_SECONDS = 30.0
@@ -30,14 +30,14 @@ _OF_THE_FORWARD_PASS = ("model", "activation", "width", "init", "mean", "std", "
 
 
 def seconds_of_update(case: Case, training: Training | None = None) -> float:
-    """Estimated seconds of one seed on one core of a CPU, or on an accelerator; a compilation is `COMPILE_SECONDS`.
+    """Estimate the seconds of one seed on one CPU core or on an accelerator, with `COMPILE_SECONDS` for compilation.
 
     Args:
-        case: what is attacked, and with what.
-        training: training of the attacked model, where `trained` gives its weights.
+        case: the case, which says what is attacked and with which attack.
+        training: training of the attacked model, if its weights come from `trained`.
 
     Raises:
-        ValueError, FileNotFoundError: on data that cannot be loaded.
+        ValueError, FileNotFoundError: if the data cannot be loaded.
     """
     s = resolved(case).settings
     forward = forward_seconds(case)
@@ -58,30 +58,30 @@ def seconds_of_update(case: Case, training: Training | None = None) -> float:
 
 
 def seconds_of_training(case: Case, samples: int) -> float:
-    """Estimated seconds of steps of gradient descent on so many samples in all.
+    """Estimate the seconds that gradient descent takes to train on this number of samples.
 
     Args:
-        case: names the model, and the data that give the size of the images.
-        samples: samples of all steps together, >= 1.
+        case: case that names the model, and the data that give the size of the images.
+        samples: number of samples of all steps together, >= 1.
     """
     return (1 + FIRST_ORDER) * forward_seconds(case) * samples
 
 
 def forward_seconds(case: Case) -> float:
-    """Estimated seconds of one image's forward pass through the case's model.
+    """Estimate the seconds of one image's forward pass through the case's model.
 
     Args:
-        case: names the model, and the data that give the size of the images.
+        case: case that names the model, and the data that give the size of the images.
     """
-    # Other options do not change the model. Counting operations means tracing the model, so that equal ones share it.
+    # Counting operations traces the model, so the count is cached by the only options that change the model.
     return _forward_operations(Case(**{name: getattr(case, name) for name in _OF_THE_FORWARD_PASS})) / _rate()
 
 
 def parameter_count(case: Case) -> int:
-    """Entries of all parameters of the case's model.
+    """Count the entries of all parameters of the case's model.
 
     Args:
-        case: names the model, and the data that give the size of the images and the number of classes.
+        case: case that names the model, and the data that give the size of the images and the number of classes.
     """
     shape, classes = form_of(case.data)
     model = build_model(case, shape, classes)
@@ -94,16 +94,16 @@ def _rate() -> float:
 
 @functools.cache
 def _forward_operations(case: Case) -> float:
-    """Floating-point operations of one image's forward pass, as XLA counts them."""
+    """Count the floating-point operations of one image's forward pass, as XLA does."""
     shape, classes = form_of(case.data)
     model = build_model(case, shape, classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    count = 2 if case.own_model else 1  # PyTorch refuses to normalise one value per channel by the batch
+    count = 2 if case.own_model else 1  # PyTorch's batch normalisation refuses a batch with one value per channel
     images = jax.ShapeDtypeStruct((count, *shape), jnp.float32)
     forward = jax.jit(lambda v, x: model.apply(v, x, mode=case.batch_norm).logits)  # type: ignore[arg-type]
     try:
         with jax.default_device(jax.devices("cpu")[0]):
             analysis = forward.lower(variables, images).cost_analysis()
-    except RuntimeError:  # JAX_PLATFORMS has no CPU, and other devices count only what they have compiled
+    except RuntimeError:  # JAX_PLATFORMS has no CPU; other devices count the operations of compiled programs only
         analysis = forward.lower(variables, images).compile().cost_analysis()
     return float(analysis["flops"]) / count  # type: ignore[index, call-overload]

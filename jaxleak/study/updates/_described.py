@@ -1,4 +1,4 @@
-"""What an attack was run with, resolved and in words: for results.json, and as the rows of a report's table."""
+"""Descriptions of an attack's resolved settings in words: for results.json, and as rows of a report's table."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from jaxleak.study.updates._case import Case
 
 
 def iterations_of_preset(attack: str) -> int | None:
-    """The number > 0 of iterations that a preset takes by itself; None for an attack that has none of its own."""
+    """Return a preset's default number of iterations, > 0; None for an attack without one."""
     if attack not in presets.PRESETS:
         return None
     own = inspect.signature(presets.PRESETS[attack]).parameters["iterations"].default
@@ -25,12 +25,12 @@ def iterations_of_preset(attack: str) -> int | None:
 
 
 def described_settings(case: Case, settings: attacks.Settings | None, setup: Setup) -> dict[str, Any]:
-    """Settings by name, as JSON keeps them.
+    """Describe settings by name, in values that JSON can keep.
 
     Args:
-        case: what is attacked, and with what.
-        settings: settings that the attack runs with; None for a closed form.
-        setup: what the attack is built for, by which what is "auto" is resolved.
+        case: the case, which says what is attacked and with which attack.
+        settings: settings with which the attack runs; None for a closed form.
+        setup: model, client and batch size of the attack, which resolve settings that are "auto".
     """
     if settings is None:
         return {"attack": case.attack, "labels_from": "solved for together with the images"}
@@ -65,8 +65,9 @@ def described_settings(case: Case, settings: attacks.Settings | None, setup: Set
 
 
 def iterations_in_words(settings: Mapping[str, Any]) -> str:
-    """How many iterations an attack took and, where the preset has another number of its own, which of the two is
-    larger; `settings` are those of `described_settings`, with iterations.
+    """Say how many iterations an attack took, and how this compares with the preset's default if they differ.
+
+    `settings` are those of `described_settings`, and have `iterations`.
     """
     taken, own = settings["iterations"], settings["iterations_of_preset"]
     said = f"{taken:,} iteration{'s' * (taken != 1)}"
@@ -76,7 +77,7 @@ def iterations_in_words(settings: Mapping[str, Any]) -> str:
 
 
 def settings_in_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and value in words of what a reader compares attacks by; `settings` are those of `described_settings`."""
+    """Make rows (name, value in words) by which a reader compares attacks; `settings` as from `described_settings`."""
     if "iterations" not in settings:  # a closed form
         return [("labels", settings["labels_from"])]
     weighed = {prior["name"]: prior for prior in settings["priors"]}

@@ -1,12 +1,13 @@
-"""What the studies of the smoothing homotopy attack, by the name of a row."""
+"""The cases that the studies of the smoothing homotopy attack, by the name of a row."""
 
 from jaxleak.study.updates._case import Case
 
-#: The recommended sharpness of several images, for single ones of networks without batch normalisation: those are
-#: attacked with exact kinks unless told otherwise, and "homotopy" would compare that with itself.
+#: Sharpness for single images of networks without batch normalisation. By default such images are attacked with exact
+#: kinks, so that a row without this option would compare exact kinks with themselves. The values are those recommended
+#: for several images.
 _SHARP = (4.0, 100.0)
 
-#: Rows by name: what is attacked. `_16` is the width of a ResNet's first stage (64 in full).
+#: The case of every row by name; `_16` is the width of a ResNet's first stage (64 in full).
 HOMOTOPY_ROWS: dict[str, Case] = {
     "convnet-b1": Case(model="convnet", homotopy=_SHARP),
     "convnet-b4": Case(model="convnet", batch_size=4),

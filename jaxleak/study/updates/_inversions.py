@@ -1,4 +1,4 @@
-"""Inversions as jobs of a `Runner`: what one depends on, what it needs and costs, what it leaves, and its pictures."""
+"""Inversions as jobs of a `Runner`: identity, sources, requirements, cost and result of a job, and its pictures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +40,7 @@ Kind = TypeVar("Kind", bound=Inversion)
 
 
 class Inversions(Generic[Kind]):
-    """The jobs of studies of inversions. A result has the scores, the true images, the estimate, and the curve."""
+    """The `Jobs` of studies of inversions; a result has the scores, the true images, the estimate, and the curve."""
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class Inversions(Generic[Kind]):
         watch: Callable[[str, int, int], None] = lambda *_: None,
         federated: Callable[[Case, int], PyTree] | None = None,
     ):
-        """Checkpoints and trained weights go below `folder`; `fresh` deletes the checkpoints that are there.
+        """Take the folder below which checkpoints and trained weights are stored.
 
         Args:
             folder: folder of the run.
             fresh: whether to delete the checkpoints that exist.
             watch: called as `watch(what, done, total)` along every attack.
-            federated: `federated(case, seed)` gives the variables that a job with a federation attacks.
+            federated: called as `federated(case, seed)`; returns the variables that a job with a federation attacks.
         """
         self.folder, self.fresh, self.watch, self.federated = folder, fresh, watch, federated
 
     def identity(self, job: Kind, seed: int) -> dict[str, Any]:
-        """The job, and the numbers of its preset: one that has changed since is another run."""
+        """Return the job's fields and the numbers of its preset, so that a changed preset makes another run."""
         return {**asdict(job), **_numbers_of_preset(job.case), "seed": seed}
 
     def sources(self, job: Kind, seed: int) -> Arrays:
-        """Arrays that the result comes from."""
+        """Return the arrays from which the result comes."""
         found = dict(sources_of_update(job.case, seed))
         if job.training is not None:
             found |= drawn(job.case.data, None, seed)
@@ -83,12 +83,12 @@ class Inversions(Generic[Kind]):
             _require_attack(job.case)
 
     def cost(self, job: Kind) -> Cost:
-        """As `seconds_of_update` says; seeds share a compilation."""
+        """Estimate the seconds as `seconds_of_update` does; all seeds share one compilation."""
         needed = seconds_of_update(job.case, job.training)
         return Cost(max(0.0, needed - COMPILE_SECONDS), min(needed, COMPILE_SECONDS))
 
     def run(self, job: Kind, seed: int) -> Result:
-        """Attack; leaves the arrays of `Outcome.arrays`, the images matched one to one."""
+        """Run the attack; the result has the scores and `Outcome.arrays`, with images matched one to one."""
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -110,8 +110,8 @@ class Inversions(Generic[Kind]):
 
 
 def _require_attack(case: Case) -> None:
-    """Raise, before anything is trained, what building the attack raises on what somebody else wrote."""
-    if case.attack in presets.GENERATIVE:  # which a training gives
+    """Build the attack before anything is trained, so that errors in a user's own code are raised early."""
+    if case.attack in presets.GENERATIVE:  # cannot be built yet: their generator comes from a training
         return
     form = form_of(case.data)
     try:
@@ -119,7 +119,7 @@ def _require_attack(case: Case) -> None:
     except ValueError as error:
         if case.labels is not None:
             raise
-        attack_on(replace(case, labels="given"), *form)  # raises what labels would not mend
+        attack_on(replace(case, labels="given"), *form)  # raises again if other labels would not help
         raise ValueError(f"{error}; or say --labels given (granted) or joint (sought with the images)") from error
 
 
@@ -134,11 +134,11 @@ def _has_code(value: Any) -> bool:
 
 
 def draw_reconstructions(path: Path, results: Mapping[str, Result]) -> None:
-    """A sheet of the private images above what every attack on them made of them, with its PSNR.
+    """Draw a sheet of the private images, and below them every attack's reconstructions with their PSNR.
 
     Args:
         path: PNG to write.
-        results: label to the result of an `Inversion`; all of them attacked the same images.
+        results: maps a label to the result of an `Inversion`; all of them attacked the same images.
     """
     rows = {"private images": next(iter(results.values())).arrays["truth"]}
     rows |= {f"{label}: mean PSNR {of.scores['psnr']:.1f} dB": of.arrays["estimate"] for label, of in results.items()}
@@ -146,12 +146,12 @@ def draw_reconstructions(path: Path, results: Mapping[str, Result]) -> None:
 
 
 def draw_distances(path: Path, results: Mapping[str, Result], *, relative: bool = False) -> None:
-    """The attackers' own distances over the iterations.
+    """Draw the distance that each attack minimises over the iterations.
 
     Args:
         path: PNG to write.
-        results: label to the result of an `Inversion`; results without a curve (a closed form) are left out.
-        relative: whether distances are drawn in units of the distance at the start.
+        results: maps a label to the result of an `Inversion`; results without a curve (a closed form) are left out.
+        relative: whether each distance is divided by its value at the start.
     """
     found = {label: of.arrays["curve"] for label, of in results.items() if len(of.arrays["curve"])}
     curves = {label: y / y[0] if relative else y for label, y in found.items()}

@@ -1,4 +1,4 @@
-"""Names that options and their help list before the engine is imported: read from the source of its registries."""
+"""Names that options and help texts list; they are read from source code, so that the engine need not be imported."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ ATTACKS = (
 )
 #: Classifiers that are built in.
 MODELS = names_in(_PACKAGE / "models/__init__.py", "CLASSIFIERS")
-#: Non-linearities that replace a model's own.
+#: Activation functions that can replace a model's own.
 ACTIVATIONS = names_in(_PACKAGE / "models/_activations.py", "ACTIVATIONS")
-#: Rules that read labels off an update.
+#: Rules that infer labels from an update.
 LABEL_RULES = names_in(_PACKAGE / "attacks/_inversion/label_rules.py", "LABEL_RULES")
 #: Defenses of one client's upload.
 DEFENSES = names_in(_PACKAGE / "defenses/_client_defenses.py", "CLIENT_DEFENSES")

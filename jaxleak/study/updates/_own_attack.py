@@ -1,4 +1,4 @@
-"""An attack of one's own in a study: a Python file makes its settings from the number of iterations, as presets do."""
+"""A user's own attack in a study: a Python file makes its settings from the number of iterations, as presets do."""
 
 import functools
 
@@ -9,15 +9,16 @@ from jaxleak.study.updates._case import Case
 
 
 def own_settings(case: Case) -> attacks.Settings:
-    """The settings of a case with `own_attack`; its file is run once in a process.
+    """Make the settings of a case with `own_attack`; the attack's file is run once in a process.
 
     Args:
-        case: names FILE.py:NAME, where NAME is a function that makes `attacks.Settings` from the number of iterations.
+        case: case whose attack is FILE.py:NAME, where NAME is a function that makes `attacks.Settings` from the number
+            of iterations.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: on a file that cannot be imported or has no such name; on a function that needs other arguments,
-            fails, or makes no settings of that many iterations.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file cannot be imported or has no such name, or if the function needs other arguments, fails,
+            or does not make settings with that number of iterations.
     """
     return _made(case.attack, case.iterations)
 

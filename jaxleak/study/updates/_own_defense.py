@@ -1,4 +1,4 @@
-"""A defense of one's own in a study: a Python file makes it from one number, its strength, as the built-in ones are."""
+"""A user's own defense in a study: a Python file makes it from one number, the strength, like a built-in defense."""
 
 import functools
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from jaxleak.study.updates._case import Case
 
 
 def kind_of_defense(name: str) -> defenses.ClientDefense:
-    """What is known of a client's defense.
+    """Return the `ClientDefense` of a client's defense: how it is made from a strength, and what is known about it.
 
     Args:
         name: a key of `defenses.CLIENT_DEFENSES`, or FILE.py:NAME. NAME is a function that makes a `defenses.Defense`
-            from its strength, a float, or a `defenses.ClientDefense`, which says more of it. The file is run once in a
-            process.
+            from its strength, a float, or a `defenses.ClientDefense`, which says more about the defense. The file is
+            run once in a process.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: on an unknown name, a file that cannot be imported or has no such name, and one that stands for
-            something else. `build` of what is returned raises it if no defense comes of a strength.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the name is unknown, if the file cannot be imported or has no such name, or if the name stands
+            for something else. The returned `build` raises it if the function makes no defense from a strength.
     """
     require_named(defenses.CLIENT_DEFENSES, defense=name)
     return _loaded(name) if is_own(name) else defenses.CLIENT_DEFENSES[name]
 
 
 def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]:
-    """Sentences for a report on the cases' own defenses: what an attacker who knows them can use, and odd strengths.
+    """Write sentences for a report on users' own defenses: what an informed attacker can use, and odd strengths.
 
     Args:
-        cases: cases of a study; each is checked, and defenses of one name are told about once.
+        cases: cases of a study; each is checked, and equal sentences are written once.
         adaptive: whether attackers who know the defenses attacked as well.
     """
     said = dict[str, None]()
@@ -63,7 +63,7 @@ def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]
 
 
 def keeps_state(defense: defenses.Defense) -> bool:
-    """Whether what a client uploads depends on its uploads before."""
+    """Whether a client's upload depends on its earlier uploads."""
     try:
         state = defense.init({"kernel": np.zeros((64, 32), np.float32), "bias": np.zeros(32, np.float32)})
     except Exception:  # a defense may be made for one network's upload
@@ -72,13 +72,13 @@ def keeps_state(defense: defenses.Defense) -> bool:
 
 
 def compared_with_mechanism(case: Case) -> bool:
-    """Whether a defense of one's own could be compared with its mechanism, on normal numbers in place of an upload.
+    """Whether a user's own defense could be compared with its mechanism, on normal numbers in place of an upload.
 
     Args:
-        case: names the defense and its strength.
+        case: case that names the defense and its strength.
 
     Raises:
-        ValueError: if it does something else than it declares.
+        ValueError: if the defense does not do what it declares.
     """
     assert case.defense is not None
     made = kind_of_defense(case.defense).build(case.strength)
@@ -91,7 +91,7 @@ def compared_with_mechanism(case: Case) -> bool:
 
 
 def _deaf_to_strength(cases: Sequence[Case]) -> list[str]:
-    """What to ask of a defense that changes an upload alike at several strengths, as one that does not read them."""
+    """Write a question about each defense that changes an upload in the same way at several strengths."""
     strengths: dict[str, dict[float, None]] = {}
     for case in cases:
         if case.defense is not None and case.own_defense:
@@ -121,7 +121,7 @@ def _upload() -> dict[str, np.ndarray]:
 
 
 def _of_an_upload(defense: defenses.Defense) -> bytes | None:
-    """What becomes of normal numbers in place of an upload; None if the defense does not take them."""
+    """Apply a defense to normal numbers in place of an upload; None if the defense does not take them."""
     try:
         return _bytes(defense.apply(jax.random.key(0), _upload()))
     except Exception:  # a defense may be made for one network's upload

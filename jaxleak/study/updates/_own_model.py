@@ -1,7 +1,8 @@
-"""A network of one's own in a study: what is trained of it, and what it is found to do on images that are tried.
+"""A user's own network in a study: loading it, and finding its properties by trying it on a few images.
 
-Studies ask more of a network than an audit of a given update: they train it, infer labels by its head, and compute the
-gradients of single examples. What the file does not say is found by trying the network on a few images.
+A study asks more of a network than an audit of a given update: it trains the network, infers labels from the last
+layer, and computes the gradients of single examples. Properties that the file does not state are found by trying the
+network on a few images.
 """
 
 import functools
@@ -21,9 +22,9 @@ from jaxleak.study._weights import read_weights
 from jaxleak.study.sources import Arrays, contents, form_of
 from jaxleak.study.updates._case import Case
 
-#: Differences of logits below this share of the largest one are rounding.
+#: Differences of logits below this share of the largest logit count as rounding.
 _ROUNDING = 1e-4
-#: Images that a network is tried on.
+#: Number of images on which a network is tried.
 _TRIED = 3
 
 
@@ -32,36 +33,36 @@ class _Tried(NamedTuple):
 
     model: models.Classifier
     variables: PyTree  # given by `--weights` or made by the file; None in the place of a constant
-    logits: dict[str, np.ndarray]  # by mode, (_TRIED, C)
+    logits: dict[str, np.ndarray]  # logits (_TRIED, C) by mode
 
 
 def own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> models.Classifier:
-    """The network of a case with `own_model`, exported and traced once until its file or its weights are written again.
+    """Load the network of a case with `own_model`; it is traced again only if its file or its weights change.
 
-    Parameters that the module does not train (`requires_grad=False`) are constants, which `--weights` gives.
+    Parameters that the module does not train (`requires_grad=False`) become constants; `--weights` may give them.
 
     Args:
-        case: names the file, and weights if there are any.
+        case: case that names the network's file, and the file of weights if there is one.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: on a network that `models.from_file` refuses, or whose outputs are probabilities; on one that keeps
-            running statistics and computes the same in training as in evaluation; on weights of another network.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if `models.from_file` refuses the network, if the outputs are probabilities, if the network keeps
+            running statistics but ignores the batch's statistics in training, or if the weights are of another network.
     """
     return _tried(case, tuple(image_shape), num_classes).model
 
 
 def given_weights(case: Case, model: models.Classifier) -> PyTree:
-    """The variables that `--weights` gives to the case's model; the file of one's own network is read once.
+    """Return the variables that `--weights` gives to the case's model; the file of a user's own network is read once.
 
     Args:
-        case: names weights.
+        case: case that names a file of weights.
         model: the model of the case.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_weights`.
+        FileNotFoundError, ValueError: as in `read_weights`.
     """
     assert case.weights is not None
     if case.own_model:
@@ -70,10 +71,12 @@ def given_weights(case: Case, model: models.Classifier) -> PyTree:
 
 
 def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: int) -> Arrays:
-    """What results of a case with `own_model` depend on: its file, and what the network computes, with what it imports.
+    """Name the sources of a case with `own_model`: the network's file, and the logits that the network computes.
+
+    The logits also reveal changes in what the file imports.
 
     Args:
-        case: names the file, and weights if there are any.
+        case: case that names the network's file, and the file of weights if there is one.
         image_shape: (H, W, channels).
         num_classes: C >= 2.
     """
@@ -81,7 +84,7 @@ def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: in
     of_file = contents(f"the file of the network {case.model}", file_of(case.model))
 
     def rounded() -> dict[str, np.ndarray]:
-        """The logits to three digits, since another machine has other last ones."""
+        """Round the logits to three digits, since further digits differ between machines."""
         found = _tried(case, tuple(image_shape), num_classes).logits
         places = {mode: 2 - math.floor(math.log10(max(np.abs(rows).max(), 1e-6))) for mode, rows in found.items()}
         return {mode: np.round(rows, places[mode]) + 0.0 for mode, rows in found.items()}
@@ -90,10 +93,10 @@ def files_of_own_model(case: Case, image_shape: tuple[int, ...], num_classes: in
 
 
 def about_model(case: Case) -> list[str]:
-    """Sentences for a report on a network of one's own; none on a built-in one.
+    """Write sentences about a user's own network for a report; a built-in network has none.
 
     Args:
-        case: names the network, and the data that give the size of the images and the number of classes.
+        case: case that names the network, and the data that give the size of the images and the number of classes.
     """
     if not case.own_model:
         return []
@@ -121,7 +124,10 @@ def _loaded(
     num_classes: int,
     trains: bool,
 ) -> _Tried:
-    """The network and its logits by mode, of files written at these times; the client `trains` its layers."""
+    """Load the network and try it; the times of the files are arguments, so that a changed file is loaded again.
+
+    `trains` says whether the client uses the training mode of batch normalisation.
+    """
     model = models.from_file(spec, image_shape=image_shape, num_classes=num_classes)
     if (tuple(model.image_shape), model.num_classes) != (image_shape, num_classes):
         raise ValueError(
@@ -137,7 +143,7 @@ def _loaded(
 
 
 def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tried:
-    """The network with what trying it shows: whether images change each other, and whether it ends with its head."""
+    """Try the network to find whether images of a batch affect each other, and whether it ends with its head."""
     images = np.random.default_rng(0).random((_TRIED, *model.image_shape), np.float32)
     others = np.concatenate([images[:1], images[1:] ** 2])  # the first image, among others than before
     logits, by_batch = dict[str, np.ndarray](), list[BatchNormMode]()
@@ -145,7 +151,7 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
         try:
             apply = jax.jit(functools.partial(model.apply, mode=mode))
             out, moved = apply(variables, images), apply(variables, others)
-        except ValueError:  # an exported program, or a function, has one mode
+        except ValueError:  # an exported program, or a function, has only one mode
             continue
         logits[mode] = np.asarray(out.logits)
         if mode in (model.by_batch or ()) or not _same(logits[mode][0], moved.logits[0]):
@@ -165,7 +171,7 @@ def _as_tried(model: models.Classifier, variables: PyTree, trains: bool) -> _Tri
             "them as logits, so take sigmoids off the end if there are any"
         )
         model = model._replace(notes=(*model.notes, note))
-    # PyTorch's graphs tell the modes of the layers; elsewhere a flag for training may have a name that is not known.
+    # PyTorch's graphs state the modes of the layers; in other networks the training flag may have an unknown name.
     if trains and model.by_batch is None and model.has_running_statistics and not by_batch:
         raise ValueError(
             "the network keeps running statistics and does not use the batch's in training: call the argument that "

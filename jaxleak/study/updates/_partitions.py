@@ -1,4 +1,4 @@
-"""Whose samples an attacked client holds, when its federation is skewed (FedLeak, section 6.3)."""
+"""The samples that an attacked client holds in a skewed federation (FedLeak, section 6.3)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _DEFAULTS = {"label_skew": 2.0, "quantity_skew": 50.0, "dirichlet": 0.5, "featur
 
 
 def client_samples(partition: str, dataset: data.Dataset, clients: int, needed: int, seed: int) -> np.ndarray:
-    """Positions of the attacked client's samples: all of an IID pool, else those of one client that has enough.
+    """Choose the attacked client's samples: all of an IID pool, or else those of one client that has enough samples.
 
     Args:
         partition: "iid", "label_skew:CLASSES", "quantity_skew:SAMPLES", "dirichlet:ALPHA", or "feature_skew:GROUP" with
@@ -24,7 +24,7 @@ def client_samples(partition: str, dataset: data.Dataset, clients: int, needed: 
         Sorted indices into the pool, at least `needed`.
 
     Raises:
-        ValueError: on an unknown partition, one that the data do not allow, or if no client has enough samples.
+        ValueError: if the partition is unknown, if the data do not allow it, or if no client has enough samples.
     """
     kind, _, text = partition.partition(":")
     if kind == "iid":

@@ -1,4 +1,4 @@
-"""One gradient inversion from end to end: data, a client, what the threat grants, the attack, and the scores."""
+"""One gradient inversion from end to end: data, a client, what the threat lets the attacker see, attack, and scores."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +28,26 @@ from jaxleak.study.updates._public_data import generator_for
 
 
 class Outcome(NamedTuple):
-    """One seed's result, scored with the truth in hand."""
+    """The result of an attack for one seed, scored against the truth."""
 
     truth: np.ndarray  # (B, H, W, C)
     estimate: np.ndarray  # (B, H, W, C), matched one to one with `truth`
     scores: dict[str, float]
     curve: np.ndarray  # (iterations,) data distance of the first restart along the run
     second: audit.Agreement | None = None  # second best start, in the order of `truth`; None for a single start
-    labels: np.ndarray | None = None  # (B,) int, the true ones
-    labels_found: np.ndarray | None = None  # (B,) int, of the matched images; -1 where the attack seeks none
+    labels: np.ndarray | None = None  # (B,) int, true labels
+    labels_found: np.ndarray | None = None  # (B,) int, labels of the matched images; -1 if the attack seeks none
     answered: np.ndarray | None = None  # (B,) bool, False where the attack knows that it has no answer
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a file keeps, so that a metric of one's own can be applied later; all in the order of `truth`.
+        """Return the arrays that a file keeps, so that a user can apply another metric later; in the order of `truth`.
 
-        `truth` and `estimate` (B, H, W, channels) in [0, 1], as they were scored; `curve` (iterations,); `psnr_each`
-        (B,) in dB, and `ssim_each` (B,) in [-1, 1] of images with sides of 3 pixels or more; `labels`, `labels_found`
-        and `answered` (B,), where they are known. Of two starts or more also `other` (B, H, W, channels), the second
-        best answer, and `agreement` (B,), the SSIM between the two; where the gradient is matched, `undetermined` (B,),
-        whether another image explains the update as well.
+        `truth` and `estimate` (B, H, W, channels) in [0, 1] are the images as they were scored. `curve` has shape
+        (iterations,), `psnr_each` (B,) is in dB, and `ssim_each` (B,) is in [-1, 1] and exists for images with sides of
+        3 pixels or more. `labels`, `labels_found` and `answered` (B,) exist if they are known. With two or more starts
+        there are also `other` (B, H, W, channels), the second best answer, and `agreement` (B,), the SSIM between the
+        two best answers. If the gradient is matched, `undetermined` (B,) says whether another image explains the update
+        as well.
         """
         found = {"truth": self.truth, "estimate": self.estimate, "curve": self.curve}
         found["psnr_each"] = metrics.psnr(self.truth, self.estimate)
@@ -60,10 +61,10 @@ class Outcome(NamedTuple):
 
 
 def observe(case: Case, seed: int, side: Victim) -> tuple[Observation, Batch]:
-    """Run one round. Returns what the attacker sees of it, no more than the attack reads, and the private batch.
+    """Run one round, and return the part of it that the attacker sees and the attack reads, and the private batch.
 
     Args:
-        case: what is attacked.
+        case: the case under attack.
         seed: random seed of the round.
         side: the client's side, from `victim`.
     """
@@ -94,23 +95,24 @@ def attack(
     checkpoints: Checkpoints | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Outcome:
-    """Run a case with one seed, and score the answer.
+    """Run a case with one seed, and score the attack's answer.
 
     Args:
-        case: what is attacked, and with what.
+        case: the case, which says what is attacked and with which attack.
         seed: random seed in [0, 2^32) of the data, the weights, the batch and the starts.
-        variables: weights to attack in place of those that the case names or draws.
+        variables: weights to attack, in place of the weights that the case names or draws.
         callbacks: see `audit.invert`.
         checkpoints: see `audit.invert`.
         devices: devices that share the restarts, or the images of a single trial.
 
     Raises:
-        ValueError: on a case whose parts do not go together, or data that cannot give it.
+        ValueError: if parts of the case do not go together, or if the data do not suffice for it.
     """
     side = victim(case, seed, variables)
     observation, truth = observe(case, seed, side)
     template = template_of_images(case, side.private)
-    # An initial model's weights are drawn by the attacker as the client's are, so that one program serves all seeds.
+    # The attacker draws an initial model's weights just as the client does, so that one compiled program serves all
+    # seeds.
     initial = variables is None and case.weights is None and not case.attacked_round and not case.own_model
     answer = answer_to(
         case, seed, observation, side.model, template, initial=initial, callbacks=callbacks, checkpoints=checkpoints,
@@ -123,7 +125,7 @@ def attack(
 
 
 def template_of_images(case: Case, private: Batch) -> Batch:
-    """The shapes of what a case attacks, which may be fewer samples than its clients own (`private`)."""
+    """Make the shapes of the attacked batch, which may have fewer samples than the clients own (`private`)."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((case.images, *leaf.shape[1:]), leaf.dtype), private)
 
 
@@ -135,16 +137,17 @@ def asked_for_rivals(
     found: Reconstruction,
     seed: int,
 ) -> audit.Agreement:
-    """The agreement of two starts, with the images in whose place another one explains the update as well.
+    """Add to the agreement of two starts which images are undetermined: another image explains the update as well.
 
-    It is asked where the answer has a gradient and this is matched; elsewhere the agreement stays as it is.
+    Rival images are searched for only if the answer has a gradient and this gradient is matched; otherwise the
+    agreement is returned unchanged.
 
     Args:
-        case: what is attacked.
-        second: the two best starts, compared.
-        observation: what the attack has seen.
-        share: what the client uploads of a batch.
-        found: the answer of the attack.
+        case: the case under attack.
+        second: the comparison of the two best starts.
+        observation: the attacker's observation.
+        share: function that computes what the client uploads for a batch.
+        found: the attack's answer.
         seed: random seed of the attack.
     """
     explaining = _explaining(case, share, observation)
@@ -169,7 +172,7 @@ def answer_to(
     checkpoints: Checkpoints | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> Answer:
-    """Attack one observation, of `initial` or of other weights; only the private data's shapes (`template`) come in."""
+    """Attack one observation of `initial` or other weights; `template` has only the shapes of the private data."""
     shape = tuple(model.image_shape)
     generator = generator_for(case, seed, shape)
     engine = attack_of(case, shape, model.num_classes, generator, None if initial else observation.params)
@@ -195,14 +198,18 @@ def answer_to(
 
 
 def first_distances(infos: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Distances >= 0 (iterations,) of the first start, from what `audit.invert` returns; empty for a closed form."""
+    """Return the distances >= 0 (iterations,) of the first start; an attack of a closed form has none.
+
+    Args:
+        infos: the measurements along the run that `audit.invert` returns.
+    """
     distance = np.asarray(infos.get("distance", np.zeros(0)))
     # The distance has one column per restart.
     return distance[:, 0] if distance.ndim == 2 else distance
 
 
 def judged(case: Case, observation: Observation, answer: Answer, share: protocols.ClientShare, truth: Batch) -> Outcome:
-    """Score the answer against the truth, which no function before this one has seen."""
+    """Score the answer against the truth, which the attack has not seen."""
     found, second = answer.found, answer.second
     images, estimate = np.asarray(truth.x[:, 0]), np.asarray(found.x[:, 0])
     estimate = _within(case, estimate)
@@ -217,7 +224,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
         compiled = jax.jit(simulate)
 
         def both(x: jax.Array) -> tuple[PyTree, PyTree]:
-            """What was observed, and what these images would have sent."""
+            """Return the observed update and the update that these images would have sent."""
             sent = where_seen(observation.payload, compiled(seen.params, Batch(x, found.y, jnp.arange(case.images))))
             return to_explain(undone_by(known_defense(case)), observation, sent), sent
 
@@ -233,7 +240,7 @@ def judged(case: Case, observation: Observation, answer: Answer, share: protocol
 
 
 def _within(case: Case, estimate: np.ndarray) -> np.ndarray:
-    """The estimate, clipped to [0, 1] where the attack does not keep its pixels there, which is no matter of units."""
+    """Clip the estimate to [0, 1], with a warning, if the attack does not keep its pixels in this range."""
     if not resolved(case).free_pixels:
         return estimate
     warn_of_clipped(estimate, f", since {case.attack} does not keep its pixels in [0, 1]")
@@ -241,13 +248,13 @@ def _within(case: Case, estimate: np.ndarray) -> np.ndarray:
 
 
 def _without_labels(case: Case) -> bool:
-    """Whether the attack's answer has no labels."""
+    """Whether the attack needs no labels, so that its answer has none."""
     settings = resolved(case).iterative
     return settings is not None and settings.labels == "none"
 
 
 def _explaining(case: Case, share: protocols.ClientShare, observation: Observation) -> tuple[Share, Observation] | None:
-    """What simulates the update of the answer, and what it reads; None for an answer that has no gradient."""
+    """Return the function that simulates the answer's update, and its observation; None if no gradient is defined."""
     if not _without_labels(case):
         return share, observation
     compare = resolved(case).settings.compare
@@ -257,17 +264,17 @@ def _explaining(case: Case, share: protocols.ClientShare, observation: Observati
 
 
 def compared(second: audit.Agreement) -> dict[str, np.ndarray]:
-    """What two starts say of every image (N,): their agreement, and where it was asked what is undetermined.
+    """Return for every image (N,) the `agreement` of two starts and, if rivals were sought, `undetermined`.
 
     Args:
-        second: the two best starts, compared.
+        second: the comparison of the two best starts.
     """
     found = {"agreement": second.value}
     return found if second.undetermined is None else found | {"undetermined": second.undetermined}
 
 
 def own_opinion(found: Reconstruction) -> dict[str, float]:
-    """The attack's own measures, without the truth: the share of images with an answer and with a matched gradient."""
+    """Return measures that need no truth: the share of images with an answer, and with a matched gradient."""
     assert found.gradient_matched is not None  # every attack on one client's update compares gradients
     return {
         "answered": float(np.mean(found.answered)),
@@ -276,7 +283,7 @@ def own_opinion(found: Reconstruction) -> dict[str, float]:
 
 
 def captions(outcomes: Sequence[Outcome]) -> list[str]:
-    """One text per image of `outcomes`: what the attack itself says of its reconstruction, without the truth."""
+    """Write one caption per image of `outcomes`: the attack's own judgement of the reconstruction, without truth."""
     texts = []
     for outcome in outcomes:
         text = "gradient matched" if outcome.scores["gradient_matched"] else "gradient not matched"

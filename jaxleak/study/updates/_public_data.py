@@ -1,4 +1,4 @@
-"""Public images for attacks with a trained generator: where they come from, and that none is the victim's."""
+"""Public images for attacks with a trained generator: loading them, and leaving out the victim's images."""
 
 import functools
 from dataclasses import replace
@@ -18,13 +18,13 @@ _FIELDS = ("attack", "data", "pool", "skip", "public_data", "public_samples", "l
 def generator_for(
     case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False
 ) -> client_updates.PublicGenerator | None:
-    """The generator that the case's attack is granted, trained on its public data; None for an attack without one.
+    """Train the generator of the case's attack on the public data; returns None for an attack without a generator.
 
     Args:
-        case: names the attack, the victim's data and pool, and the public data.
-        seed: random seed of the victim's samples, of the public ones and of the training.
+        case: case that names the attack, the victim's data and pool, and the public data.
+        seed: random seed of the victim's samples, of the public samples and of the training.
         image_shape: (H, W, C) of the private images.
-        captured: whether the payload comes from elsewhere, so that no data set is known to hold its images.
+        captured: whether the payload comes from elsewhere, so that the data set of its images is unknown.
 
     Raises:
         ValueError: if the case's public data may hold the victim's images.
@@ -47,7 +47,7 @@ def _trained(case: Case, seed: int, image_shape: tuple[int, ...], captured: bool
     )
 
 
-#: PSNR in dB from which on two images, in grey and at half their size, count as copies of one picture. Copies that were
+#: PSNR in dB above which two images, in grey and at half their size, count as copies of one picture. Copies that were
 #: resized by another method reach at least 31 dB, and at least 36 if they are photographs. Different photographs in
 #: CIFAR-10 stay below 26. Some digits that are not copies look alike; they are dropped as well.
 COPIES_FROM = 30.0
@@ -56,21 +56,22 @@ _LEAST, _MOST = 4, 16
 
 
 def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captured: bool = False) -> np.ndarray:
-    """At most `case.public_samples` images (N, H, W, C) in [0, 1], none of them in the pool of the case's clients.
+    """Load at most `case.public_samples` images (N, H, W, C) in [0, 1], none of them in the clients' pool.
 
-    Clients draw from the first `case.taken` samples of one permutation of the data set. If the source is the same, at
-    whatever image size, only later samples are taken, and no duplicates of the pool's. If it is another one, images
-    that show the same picture as one of the pool are dropped, also if their size, their colours or their compression
-    differ; other crops of a picture and rotated copies are not detected.
+    Clients draw from the first `case.taken` samples of one permutation of their data set. If the public data have the
+    same source, at any image size, only later samples are taken, and no duplicates of images in the pool. If the source
+    is another one, images that show the same picture as an image of the pool are dropped, even if their size, their
+    colours or their compression differ. Other crops of a picture and rotated copies are not detected.
 
     Args:
-        case: names the public data and the client's data.
+        case: case that names the public data and the client's data.
         seed: random seed of the draw.
-        image_shape: (H, W, channels), to which images of another shape are brought.
+        image_shape: (H, W, channels), to which images of another shape are converted.
         captured: whether the payload comes from elsewhere, so that there is no known pool to exclude.
 
     Raises:
-        ValueError: if no image is left, data are no images, or they are crops that overlap with the victim's.
+        ValueError: if fewer than two images are left, if the data are no images, or if they are crops that overlap
+            with the victim's images.
     """
     spec = case.data if case.public_data == HELD_OUT else case.public_data
     if spec == SYNTHETIC:
@@ -85,7 +86,7 @@ def public_images(case: Case, seed: int, image_shape: tuple[int, ...], *, captur
 
 
 def _without(x: np.ndarray, spec: str, case: Case, seed: int) -> np.ndarray:
-    """The images `x` of `spec` that show none of the client's pool, at most `case.public_samples`."""
+    """Keep at most `case.public_samples` of the images `x` of `spec`, and none that shows an image of the pool."""
     consequence = f"public images of {spec} would show the victim's pixels"
     require_no_overlap(spec, case.data, f"{consequence}: take other data or --public-data {SYNTHETIC}")
     private = _images(case.data, case.taken, seed)
@@ -100,19 +101,19 @@ def _without(x: np.ndarray, spec: str, case: Case, seed: int) -> np.ndarray:
 
 
 def require_no_overlap(spec: str, private: str, consequence: str) -> None:
-    """Raise `ValueError` if both data are crops of the same photographs: their other samples show the victim's pixels.
+    """Raise `ValueError` if both data are crops of the same photographs, since the crops may share pixels.
 
     Args:
-        spec: specification of the data that the attacker gets, or that the attacked model was trained on.
+        spec: specification of the data that the attacker gets, or on which the attacked model was trained.
         private: specification of the victim's data.
-        consequence: what would be wrong and what to do, as the end of the message.
+        consequence: end of the message, which says what would be wrong and what to do.
     """
     if all(_source(name).partition(":")[0] in data.OVERLAPPING for name in (spec, private)):
         raise ValueError(f"{spec} and {private} are crops of the same photographs, which overlap, so {consequence}")
 
 
 def _source(spec: str) -> str:
-    """A specification without the size of its images: what it draws from, in an order that the seed decides."""
+    """Return a specification without the size of the images: two equal sources give the same samples for one seed."""
     source = spec.partition("?")[0]
     kind, _, path = source.partition(":")
     return f"{kind}:{Path(path).expanduser().resolve()}" if kind in ("folder", "npz") else source
@@ -126,7 +127,7 @@ def _images(spec: str, n: int | None, seed: int) -> np.ndarray:
 
 
 def _shown_by(public: np.ndarray, private: np.ndarray) -> np.ndarray:
-    """(N,) bool: whether a public image (N, H, W, C) shows the picture of a private one (M, h, w, c)."""
+    """Mark (N,) bool the public images (N, H, W, C) that show the same picture as a private image (M, h, w, c)."""
     height, width = (
         min(max(min(ours, theirs) // 2, _LEAST), _MOST)
         for ours, theirs in zip(public.shape[1:3], private.shape[1:3], strict=True)

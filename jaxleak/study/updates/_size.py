@@ -1,4 +1,4 @@
-"""How much memory an inversion needs at the very least, known from shapes alone, before any data are read."""
+"""A lower bound on the memory that an inversion needs, computed from shapes alone, before any data are read."""
 
 import functools
 from dataclasses import replace
@@ -20,16 +20,16 @@ ACTIVATION_COPIES, CLIENT_COPIES = 3, 1
 
 
 def require_memory_of_update(case: Case, image_shape: tuple[int, ...] | None = None, num_classes: int = 10) -> None:
-    """Refuse a case that cannot fit in memory, within seconds; nothing is allocated, compiled or trained.
+    """Refuse a case that cannot fit in memory; the check takes seconds and allocates, compiles and trains nothing.
 
     Args:
-        case: what is attacked, and with what.
+        case: the case, which says what is attacked and with which attack.
         image_shape: (H, W, channels); None takes the shape of a sample of the case's data.
         num_classes: number of the model's classes; read only if the shape is given.
 
     Raises:
-        MemoryError: with a lower bound of the need in GB, and the option that lowers it.
-        ValueError, FileNotFoundError: on unknown data, or a model that does not fit the images.
+        MemoryError: with a lower bound on the needed memory in GB, and the option that lowers it.
+        ValueError, FileNotFoundError: if the data are unknown, or the model does not fit the images.
     """
     if image_shape is None:
         image_shape, num_classes = form_of(case.data)
@@ -57,10 +57,10 @@ _OF_THE_MODEL = ("model", "activation", "width", "init", "weights", "batch_norm"
 
 @functools.lru_cache(maxsize=64)
 def _bytes_of(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tuple[int, int]:
-    """Bytes of the model's parameters, and of the outputs of its non-linearities for one image."""
+    """Compute the bytes of the model's parameters, and of the outputs of all non-linearities for one image."""
     model = build_model(case, image_shape, num_classes)
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    count = 2 if case.own_model else 1  # PyTorch refuses to normalise one value per channel by the batch
+    count = 2 if case.own_model else 1  # PyTorch's batch normalisation refuses a batch with one value per channel
     images = jax.ShapeDtypeStruct((count, *image_shape), jnp.float32)
     forward = functools.partial(model.apply, mode=case.batch_norm)  # type: ignore[arg-type]
     outputs = jax.eval_shape(forward, variables, images)

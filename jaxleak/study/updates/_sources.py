@@ -1,4 +1,4 @@
-"""What a gradient inversion reads from files: the client's data, its model and weights, and public images."""
+"""The files that a gradient inversion reads: the client's data, the model, weights, own code, and public images."""
 
 from jaxleak import data
 from jaxleak.attacks import presets
@@ -9,7 +9,7 @@ from jaxleak.study.updates._public_data import public_images
 
 
 def sources_of_update(case: Case, seed: int) -> Arrays:
-    """Arrays that the results of one case and seed come from; what is drawn from the seed alone is not among them."""
+    """Return the arrays from which the results of one case and seed come, without those drawn from the seed alone."""
     found = {**drawn(case.data, case.taken, seed), **sources_of_client(case), **sources_of_attack(case)}
     if case.attack in presets.GENERATIVE and case.public_data != SYNTHETIC:
         source = case.data if case.public_data == HELD_OUT else case.public_data
@@ -22,10 +22,10 @@ def sources_of_update(case: Case, seed: int) -> Arrays:
 
 
 def sources_of_client(case: Case) -> Arrays:
-    """What the case's client is read from: files of its model and its defense if they are somebody's own, and weights.
+    """Return the client's files: the weights, and the files of model and defense if they are a user's own.
 
     Args:
-        case: names the model, its weights, the defense, and the data that the model is for.
+        case: case that names the model, the weights, the defense, and the data for which the model is.
     """
     found = {} if case.weights is None else dict(contents(f"the weights {case.weights}", case.weights))
     if case.defense is not None and case.own_defense:
@@ -36,5 +36,5 @@ def sources_of_client(case: Case) -> Arrays:
 
 
 def sources_of_attack(case: Case) -> Arrays:
-    """The file of the case's attack if it is somebody's own, and what it imports from its folder."""
+    """Return the file of the case's attack if it is a user's own, and the files that it imports from its folder."""
     return own_code("attack", case.attack) if case.own_attack else {}

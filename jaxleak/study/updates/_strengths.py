@@ -1,4 +1,4 @@
-"""Strengths of defenses as somebody names them, and the points of a trade-off that they make."""
+"""Strengths of defenses as a user writes them, and the points of a trade-off that they define."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from jaxleak.study.updates._trade_offs import TradeOffPoint
 
 
 def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """`("soteria=0.1,0.9",)` as `{"soteria": (0.1, 0.9)}`.
+    """Parse strengths: `("soteria=0.1,0.9",)` becomes `{"soteria": (0.1, 0.9)}`.
 
     Args:
         texts: defenses with their strengths: keys of `CLIENT_DEFENSES`, FILE.py:NAME, or `secure_aggregation`.
 
     Raises:
-        FileNotFoundError: if there is no file of a defense of one's own.
-        ValueError: on an unknown defense, a strength that it does not allow, or another form.
+        FileNotFoundError: if the file of a user's own defense does not exist.
+        ValueError: if a defense is unknown, if it does not allow a strength, or if a text has another form.
     """
     parsed = {}
     for text in texts:
@@ -43,16 +43,16 @@ def parse_strengths(texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
 
 
 def swept_points(base: Case, names: Sequence[str], strengths: Mapping[str, tuple[float, ...]]) -> list[TradeOffPoint]:
-    """A point for every strength of every named defense.
+    """Make a point for every strength of every named defense.
 
     Args:
         base: the case without a defense.
         names: keys of `CLIENT_DEFENSES`, or FILE.py:NAME.
-        strengths: strengths by defense, in the unit and range of each; defenses that are not named have those that
-            their `ClientDefense` lists.
+        strengths: maps a defense to strengths, in the defense's unit and range. A defense that is missing here gets the
+            strengths that its `ClientDefense` lists.
 
     Raises:
-        FileNotFoundError, ValueError: as `kind_of_defense`; or if a defense of one's own has no strengths.
+        FileNotFoundError, ValueError: as in `kind_of_defense`; and `ValueError` if a defense has no strengths.
     """
     points = []
     for name in names:

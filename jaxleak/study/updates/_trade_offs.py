@@ -1,8 +1,8 @@
-"""What a defense costs in accuracy and what it saves in privacy: points of a trade-off as cells of a study.
+"""Trade-offs of defenses: the accuracy that a defense costs and the leak that it prevents, as cells of a study.
 
-Every point is a training with the defense, an attack on one upload without knowledge of it, and one with it. An
-attacker who knows the noise attacks twice, with a prior of photographs and with next to none, as no one prior suits all
-images.
+Every point is a training with the defense, an attack on one upload by an attacker who does not know the defense, and
+an attack by one who does. An attacker who knows the noise attacks twice, with a prior of photographs and with a weak
+prior, since no single prior suits all images.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from jaxleak.study.updates._federation import Federation, Utilities, Utility, ut
 from jaxleak.study.updates._inversions import Inversion, Inversions
 from jaxleak.study.updates._own_defense import kind_of_defense
 
-#: Scores of an attack that a row has; names with the suffix `_adaptive` are for the attacker who knows the defense, and
-#: with `_adaptive_weak` for one who knows its noise and has next to no prior.
+#: Scores of an attack in a row. The suffix `_adaptive` marks the attacker who knows the defense, and `_adaptive_weak`
+#: the attacker who knows the noise and has a weak prior.
 SHOWN = ("psnr", "ssim", "recognised", "cosine_distance", "label_accuracy")
 #: Suffixes of the names of the scores, one per attack of a cell, in the order of the cell's jobs after the training.
 _SUFFIXES = ("", "_adaptive", "_adaptive_weak")
@@ -34,7 +34,7 @@ _SUFFIXES = ("", "_adaptive", "_adaptive_weak")
 
 @dataclass(frozen=True)
 class TradeOffPoint:
-    """One point of a trade-off: a defense and its strength, or none, and a client's habits."""
+    """One point of a trade-off: a defense and its strength, or no defense, and how the client trains."""
 
     case: Case
     curve: str  # name of the curve in the legend
@@ -43,28 +43,28 @@ class TradeOffPoint:
 
     @property
     def id(self) -> str:
-        """A name for tables and files."""
+        """The name of the point in tables and files."""
         habits = f"steps{self.case.local_steps}" + (f"-clients{self.case.clients}" if self.case.clients > 1 else "")
         what = "none" if self.case.defense is None else f"{short_name(self.case.defense)}/{self.case.strength:g}"
         return f"{what}/{habits}"
 
 
 def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequence[str] | None = None) -> Cell:
-    """A point as a cell, whose number is the test accuracy of its first job, the training.
+    """Make the cell of a point; the cell's number is the test accuracy of the first job, the training.
 
-    The second job is the attack that does not know the defense; the third, where there is one, the attack that does.
-    The fourth is that of `prior="weak"`, where the defense has noise of a known likelihood.
+    The second job is the attack that does not know the defense. The third job, if there is one, is the attack that
+    knows it. The fourth job is the attack with `prior="weak"`, if the defense has noise of a known likelihood.
 
     Args:
-        point: one defense at one strength, or none.
-        federation: the federation that trains, and whose upload is attacked.
-        adaptive: defenses that an attacker who knows them attacks as well; None takes all.
+        point: one defense at one strength, or no defense.
+        federation: federation that trains the model and whose upload is attacked.
+        adaptive: names of the defenses that are also attacked by an attacker who knows them; None takes all.
     """
     attacked = [point.case]
     if point.case.defense is not None and (adaptive is None or point.case.defense in adaptive):
         kind = kind_of_defense(point.case.defense)
         defense = client_defense(kind, point.case.strength, local_steps=point.case.total_steps)
-        if defense.mechanism is not None:  # only defenses of one's own may declare none
+        if defense.mechanism is not None:  # only a user's own defense may declare none
             attacked.append(replace(point.case, adaptive=True))
         if reads_prior(defense):
             attacked.append(replace(point.case, adaptive=True, prior="weak"))
@@ -76,7 +76,7 @@ def cell_of_point(point: TradeOffPoint, federation: Federation, adaptive: Sequen
 def trade_off_runner(
     folder: RunFolder, utilities: Utilities, *, fresh: bool, watch: Callable[[str, int, int], None] = lambda *_: None
 ) -> Runner:
-    """A runner of `Utility` and `Inversion` jobs; weights of a later round are those that the utilities trained.
+    """Make a runner of `Utility` and `Inversion` jobs; attacks on later rounds use the weights from `utilities`.
 
     Args:
         folder: folder of the run.
@@ -105,30 +105,37 @@ def run_trade_off(
     adaptive: Sequence[str] | None = None,
     watch: Callable[[str, int, int, str], None] = lambda *_: None,
 ) -> list[dict[str, Any]]:
-    """One row per point: accuracy and leak, with means, spreads and values over the seeds.
+    """Run the points, and return one row per point: accuracy and leak, with means, spreads and values over the seeds.
 
-    Rows are those of `run_cells`, and have `curve`, `strength`, `defense`, `local_steps`, `clients` and
-    `attacked_round`. Where the point ran, each of these has `_spread` and `_values` beside it: `accuracy` in [0, 1];
-    the scores `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not
-    know the defense, with `_adaptive` behind the name of the one that does, and with `_adaptive_weak` of the one that
-    knows noise and has next to no prior; `leak`, the PSNR of the best one, and `leak_best_match`, the same by every
-    image's best match; `accuracy_change` and `leak_change` against the undefended point of the same local steps, if it
-    ran before. There are also `diverged` (seeds), `bits_per_entry`, `printed` (the paper's numbers beside ours, of
-    which a PSNR is `leak_best_match`) and `true_epsilon` of a private defense, or `true_epsilon_missing`, why there is
-    none.
+    Rows are those of `run_cells`, and also have `curve`, `strength`, `defense`, `local_steps`, `clients` and
+    `attacked_round`. The row of a point that ran has the following scores, each also with the suffixes `_spread` and
+    `_values`:
+
+    - `accuracy` in [0, 1].
+    - `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not know the
+      defense. The suffix `_adaptive` marks the attack that knows it, and `_adaptive_weak` the attack that knows the
+      noise and has a weak prior.
+    - `leak`, the PSNR of the best attack, and `leak_best_match`, the same with every image matched to its best
+      reconstruction.
+    - `accuracy_change` and `leak_change` against the undefended point of the same local steps, if that point ran
+      before.
+
+    A row also has `diverged` (number of seeds), `bits_per_entry` and `printed` (the paper's numbers beside ours; a PSNR
+    is compared with `leak_best_match`). A private defense has `true_epsilon`, or `true_epsilon_missing` with the
+    reason.
 
     Args:
         points: points in the order in which they get the budget.
         folder: run folder, which logs every row.
         runner: runner that `trade_off_runner` has made.
-        utilities: the trainings of the federation.
+        utilities: trainings of the federation.
         seeds: random seeds; each changes data, weights, batch, noise and start together.
         budget: budget from which the time of every run is taken.
         adaptive: as in `cell_of_point`.
         watch: as in `run_cells`.
 
     Raises:
-        ValueError: if two points have one id, or two defenses one name; nothing has run then.
+        ValueError: if two points have the same id, or two defenses the same short name; nothing has run then.
     """
     names = sorted({point.case.defense for point in points if point.case.defense is not None})
     for one, other in itertools.combinations(names, 2):
@@ -153,7 +160,7 @@ def run_trade_off(
 
 
 def _about(point: TradeOffPoint) -> dict[str, Any]:
-    """The entries that the row of a point has whether it ran or not."""
+    """Return the entries that the row of a point has, whether the point ran or not."""
     of_case = {name: getattr(point.case, name) for name in ("defense", "local_steps", "clients", "attacked_round")}
     return {"curve": point.curve, "strength": point.strength, **of_case}
 
@@ -167,7 +174,7 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
         for name in SHOWN:
             row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
         row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
-    # An attacker may know the defense and still ignore it: the defender has to expect the best attack.
+    # An attacker who knows the defense may still ignore it, so the defender has to expect the best of the attacks.
     for name, score in (("leak", "psnr"), ("leak_best_match", "psnr_best_match")):
         row |= _statistics(name, max(([scores[score] for scores in of_attack] for of_attack in attacks), key=_mean))
     row["printed"] = [
@@ -179,7 +186,7 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; the least number of all where a value is none, so that no attack without a score is the best."""
+    """Compute the mean; minus infinity if it is not finite, so that an attack without a score is never the best."""
     mean = float(np.mean(values))
     return mean if math.isfinite(mean) else -math.inf
 
@@ -201,9 +208,10 @@ def _statistics(name: str, values: list[float]) -> dict[str, Any]:
 
 
 def _change(row: dict[str, Any], undefended: dict[str, Any] | None) -> dict[str, Any]:
-    """A row's accuracy and leak against those of the undefended run with the same local steps.
+    """Compute how a row's accuracy and leak differ from those of the undefended run with the same local steps.
 
-    Both have the same seeds, and so the same data, weights and batch: spreads are of the differences seed by seed.
+    Both runs have the same seeds, and therefore the same data, weights and batch. The spread is that of the differences
+    seed by seed.
     """
     if undefended is None:
         return {}

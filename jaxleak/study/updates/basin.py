@@ -1,6 +1,6 @@
-"""How far the gradient of an image that is close to the truth is from the observed one: distances, and the reach.
+"""Distances between the observed gradient and the gradients of images near the truth, and the reach made from them.
 
-Nothing here attacks: the truth is one of the candidates that are compared.
+This module does not attack: the truth is one of the candidates that are compared.
 """
 
 import functools
@@ -38,15 +38,15 @@ def distances(
     variables: PyTree | None = None,
     compare: str = "gradients",
 ) -> np.ndarray:
-    """Distances >= 0 from the exact gradient of the truth, (batches, S, K) for S sharpnesses and the K `CANDIDATES`.
+    """Measure distances >= 0 from the truth's exact gradient, (batches, S, K) for S sharpnesses and K `CANDIDATES`.
 
     Args:
-        case: names model, data, batch size and mode of the batch normalisation.
-        sharpness: S values > 0 of the sharpness of the smoothed copy whose gradients are compared.
-        batches: number of batches that are the truth in turn.
+        case: case that names the model, the data, the batch size and the mode of batch normalisation.
+        sharpness: S values > 0 of the sharpness; the candidates' gradients are those of a smoothed copy of the model.
+        batches: number of batches, each of which serves as the truth once.
         seed: random seed of the data, the weights and the noise.
         variables: variables of the model; None draws them.
-        compare: "gradients" for their cosine distance in [0, 2]; "row_spaces" for a distance in [0, 1].
+        compare: "gradients" for the cosine distance of gradients, in [0, 2]; "row_spaces" for a distance in [0, 1].
     """
     side = victim(case, seed)
     gradient = _gradient(side.share)
@@ -59,7 +59,7 @@ def distances(
         x, y = (side.private[i][number * size : (number + 1) * size] for i in (0, 1))
         others = side.private.x[-(number + 1) * size :][:size]
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), x.shape)
-        # A little noise is needed: some networks divide by the spread of the pixels, which is 0 for plain grey.
+        # The grey image needs a little noise: some networks divide by the spread of the pixels, which would be 0.
         grey = jnp.full_like(x, 0.5) + 0.01 * noise
         candidates = (x, *(x + 10 ** (-level / 20) * noise for level in NOISE), grey, others)
         observed = gradient(variables, x, y, None)
@@ -96,10 +96,10 @@ def _distance(model: models.Classifier, share: protocols.ClientShare, compare: s
 
 
 def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> dict[str, Any]:
-    """Mean distances of a row over all batches, and the reach: how much closer noisy copies are than other images.
+    """Compute a row's mean distances over all batches, and the reach: how much closer noisy copies are than others.
 
-    The reach is a share of the distance of other images, at the best sharpness: 1 for copies whose gradient is the
-    observed one, and 0 for copies whose gradient is as far away as another image's.
+    The reach is a share of the distance of other images, at the best sharpness. It is 1 if a copy's gradient equals the
+    observed one, and 0 if it is as far away as the gradient of another image.
 
     Args:
         row: name of the row.
@@ -114,7 +114,7 @@ def reach_of_row(row: str, sharpness: tuple[float, ...], found: np.ndarray) -> d
     for j, name in enumerate(CANDIDATES[: 1 + len(NOISE)]):
         at = int(np.argmax(closer[:, :, j].mean(axis=0)))
         reach[name], best[name] = float(closer[:, at, j].mean()), sharpness[at]
-        # This is the error of a ratio of means: a batch whose other images are far away adds no spread by that alone.
+        # This is the standard error of a ratio of means: a batch with distant other images adds no spread by itself.
         residual = closer[:, at, j] - reach[name] * others[:, at]
         error[name] = float(residual.std() / np.sqrt(len(found)))
     return {

@@ -1,6 +1,6 @@
-"""Measurements that explain gradient inversions: label rules, and those behind FedLeak's theory (Figs. 1, 9 and 10).
+"""Measurements that explain gradient inversions: label rules, and the theory of FedLeak (Figs. 1, 9 and 10).
 
-All of them read the truth, or descend a parabola. They explain attacks, and none of their results reaches one.
+Each measurement reads the truth or descends a parabola. The results explain attacks; no attack uses them.
 """
 
 import functools
@@ -35,23 +35,23 @@ __all__ = [
 
 #: Strengths of sign noise in units of 1/255; the paper prints 16.
 STRENGTHS = (0, 2, 4, 8, 16, 32, 64)
-#: Draws of noise for each of the `Case.pool` images; the paper has 100 draws.
+#: Number of noise draws for each of the `Case.pool` images; the paper has 100 draws.
 NOISE_DRAWS = 4
 #: Number of images that iDLG attacks for Fig. 1.
 FIG1_ATTACKED = 3
 
 
 def sign_noise(case: Case, seed: int) -> dict[str, float]:
-    """Gradient distance of the truth plus sign noise, beside that of the case's attack (Fig. 1b, where it is iDLG).
+    """Compare the gradient distance of the truth plus sign noise with that of the case's attack (Fig. 1b: iDLG).
 
     Args:
-        case: names model, data, pool and attack.
+        case: case that names the model, the data, the pool and the attack.
         seed: random seed of the data, the weights and the noise.
 
     Returns:
-        `noise0` to `noise64`: mean L2 distance of gradients, the strength in 1/255; `distance`, `element`, `psnr`:
-        the attack's final L2 distance, the root mean square difference of a gradient's elements, and PSNR, means over
-        `FIG1_ATTACKED` images.
+        `noise0` to `noise64`: mean L2 distance of the gradients; the number in the name is the noise strength in 1/255.
+        `distance`, `element` and `psnr`: the attack's final L2 distance, the root mean square difference of a
+        gradient's elements, and the PSNR in dB, each a mean over `FIG1_ATTACKED` images.
     """
     dataset = data.load(case.data, case.pool, seed)
     model = build_model(case, dataset.x.shape[1:], len(dataset.classes))
@@ -84,7 +84,7 @@ def sign_noise(case: Case, seed: int) -> dict[str, float]:
 
 
 def fig1_seeds(seed: int) -> list[int]:
-    """Seeds of the images that `sign_noise` attacks.
+    """List the seeds of the images that `sign_noise` attacks.
 
     Args:
         seed: random seed of the measurement.
@@ -93,14 +93,14 @@ def fig1_seeds(seed: int) -> list[int]:
 
 
 def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
-    """Pearson correlation of |g_i| and sum_j |dg_i / dx_j| over the kernel of the last dense layer (FedLeak, Fig. 9).
+    """Correlate (Pearson) |g_i| and sum_j |dg_i / dx_j| over the kernel of the last dense layer (FedLeak, Fig. 9).
 
-    Every image is a batch of its own, normalised in training mode. With features f, softmax outputs p and label
-    y the kernel's gradient is f_a (p_c - y_c), whose derivatives follow from those of f and p: F + C backward passes
-    instead of F * C.
+    Every image is a batch of its own, normalised in training mode. With features f, softmax outputs p and label y, the
+    kernel's gradient is f_a (p_c - y_c). The derivatives of this product follow from the derivatives of f and p, so
+    that F + C backward passes suffice instead of F * C.
 
     Args:
-        case: names model, data and pool.
+        case: case that names the model, the data and the pool.
         seed: random seed of the data and the weights.
 
     Returns:
@@ -121,7 +121,7 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
         rows_f = jax.lax.map(lambda e: pull((e, jnp.zeros_like(p)))[0].ravel(), jnp.eye(f.size), batch_size=32)
         rows_p = jax.lax.map(lambda e: pull((jnp.zeros_like(f), e))[0].ravel(), jnp.eye(p.size), batch_size=32)
         residual = p - jax.nn.one_hot(y, p.size)
-        # Classes are taken one at a time: all derivatives together would be F * C * pixels numbers.
+        # Classes are processed one at a time: all derivatives together would be F * C * pixels numbers.
         sensitivity = jax.lax.map(
             lambda c: jnp.abs(rows_f * residual[c] + f[:, None] * rows_p[c]).sum(axis=1), jnp.arange(p.size)
         )
@@ -133,18 +133,19 @@ def magnitude_sensitivity(case: Case, seed: int) -> dict[str, float]:
 
 
 def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None = None) -> dict[str, float]:
-    """Accuracy of every label rule on batches of the case's size, repeats counted.
+    """Measure the accuracy of every label rule on batches of the case's size; repeated labels count.
 
     Args:
-        case: names model, data and batch size.
+        case: case that names the model, the data and the batch size.
         batches: number of batches, > 0.
         seed: random seed of the data, the weights and the batches.
-        drawn_classes: number of classes among which labels are drawn uniformly, with replacement; None takes the
-            data's own labels. Drawn labels are as hard to infer as these, as an untrained network knows no classes.
+        drawn_classes: number of classes from which labels are drawn uniformly, with replacement; None takes the data's
+            own labels. Drawn labels are as hard to infer as the data's own, since an untrained network knows no
+            classes.
 
     Returns:
-        Accuracy in [0, 1] by rule, NaN where a rule does not take this batch size; `distinct`, the most that any
-        rule of distinct labels can reach on these batches.
+        Accuracy in [0, 1] by rule, NaN if a rule does not take this batch size; and `distinct`, the highest accuracy
+        that a rule of distinct labels can reach on these batches.
 
     Raises:
         ValueError: if the data have fewer samples than a batch.
@@ -174,7 +175,7 @@ def label_rules(case: Case, batches: int, seed: int, drawn_classes: int | None =
 
 @functools.cache
 def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) -> tuple[Callable, Callable]:
-    """`key -> variables` and `(variables, key, x, y) -> labels by rule`, compiled once for all seeds."""
+    """Make `key -> variables` and `(variables, key, x, y) -> labels by rule`, compiled once for all seeds."""
     model = build_model(case, image_shape, num_classes)
 
     def found_by(rule: str, gradient: HeadLayer, head: HeadLayer, key: jax.Array) -> jax.Array:
@@ -206,10 +207,10 @@ def _label_programs(case: Case, image_shape: tuple[int, ...], num_classes: int) 
 
 
 def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.ndarray]:
-    """2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2 for the gradient d of the gradient distance (section 6).
+    """Measure 2mu/L along an attack's path: 2 <x' - x, d> / ||d||^2, d the gradient of the gradient distance (sec. 6).
 
-    The distance alone counts, with the true labels: neither the priors of the attack nor the signs that its optimizer
-    may take are part of d. A plain step of size below this ratio brings x' closer to the truth x.
+    d is the gradient of the distance alone, with the true labels: it includes neither the attack's priors nor the sign
+    that its optimizer may take. A plain gradient step of a size below this ratio brings x' closer to the truth x.
 
     Args:
         case: a case with a single image, so that no matching is needed.
@@ -261,13 +262,13 @@ def path_steepness(case: Case, seed: int, *, every: int = 10) -> dict[str, np.nd
 
 
 def parabola_path(case: Case) -> np.ndarray:
-    """Gradient descent on y = x^2 from x = 0.5 (Fig. 10), at the case's step size, blend and probe.
+    """Run gradient descent on y = x^2 from x = 0.5 (Fig. 10), with the case's step size, blend and probe.
 
     Args:
-        case: gives the step size, blend, probe and number of iterations.
+        case: case that gives the step size, the blend, the probe and the number of iterations.
 
     Returns:
-        (iterations + 1,), x before the first step and after each one, without a unit.
+        (iterations + 1,) values of x before the first step and after each step, without a unit.
     """
     regularization = resolved(case).settings.regularization
     path = [jnp.float32(0.5)]
@@ -284,10 +285,12 @@ def parabola_path(case: Case) -> np.ndarray:
 
 
 def settled_after(curve: np.ndarray, share: float = 0.05) -> float:
-    """The iteration from which on a curve stays within a share of its whole fall above its last value.
+    """Find the iteration after which a curve stays close to its last value.
+
+    Close means that the curve lies above its last value by at most a share of its fall from first to last value.
 
     Args:
-        curve: (iterations,), not empty.
+        curve: (iterations,) values, not empty.
         share: share of the curve's fall, > 0.
     """
     above = np.flatnonzero(curve > curve[-1] + share * max(curve[0] - curve[-1], 0.0))
@@ -295,10 +298,10 @@ def settled_after(curve: np.ndarray, share: float = 0.05) -> float:
 
 
 def summary_of_ratios(ratios: np.ndarray) -> dict[str, float]:
-    """Median, quartiles and the share of positive values.
+    """Compute the median, the quartiles and the share of positive values.
 
     Args:
-        ratios: (N,), not empty.
+        ratios: (N,) numbers, not empty.
     """
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     positive = float(np.mean(ratios > 0))
