@@ -221,9 +221,10 @@ def test_a_verdict_names_the_label_of_an_adapted_head_and_what_shows_it():
     assert verdict.headline == "leaks labels"
     assert verdict.labels.tolist() == [0, 0, 1, 0, 0]
     assert verdict.reasons[0] == (
-        "If the loss is the plain cross-entropy of this batch alone, without class weights, momentum and weight decay, "
-        "and the batch of one sample and the labels without smoothing are as stated, the gradient of b, in which the "
-        "row of one class is opposite to all others, proves 1 label: 1 of class 2."
+        "If the loss is the plain cross-entropy of this batch alone, with equal weights of all samples and classes, "
+        "without momentum and weight decay, and the batch of one sample and the labels without smoothing are as "
+        "stated, the gradient of b, in which the row of one class is opposite to all others, proves 1 label: 1 of "
+        "class 2."
     )
 
 

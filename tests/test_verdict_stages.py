@@ -127,7 +127,7 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
 @pytest.mark.parametrize(("unknowns", "remainder"), [(0, 0.01), (3, 0.08)])
 def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, remainder):
     """Each of the questions finds another image open, and none is asked of images that are open already."""
-    places, masks, noises = np.arange(8), [], []
+    places, masks, noises = np.arange(9), [], []
     drawn = SimpleNamespace(off={}, of=lambda names: 0.1)
 
     def asked(place):
@@ -137,12 +137,13 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
         "_chunk": lambda case: 1,
         "invert": lambda *_, **__: (None, None, None),
         "all_starts": lambda *_, **__: None,
-        "best_restart": lambda starts: SimpleNamespace(x=np.zeros((8, 1)), y=np.zeros(8)),
-        "agreement": lambda starts: SimpleNamespace(value=np.ones(8)),
-        "graded": lambda case, name, x, y, **_: Answer(name, pictures(8), y, 0.1, 1e-9, agreement=np.ones(8)),
+        "best_restart": lambda starts: SimpleNamespace(x=np.zeros((9, 1)), y=np.zeros(9)),
+        "agreement": lambda starts: SimpleNamespace(value=np.ones(9)),
+        "graded": lambda case, name, x, y, **_: Answer(name, pictures(9), y, 0.1, 1e-9, agreement=np.ones(9)),
         "rival_of": lambda *_: SimpleNamespace(undetermined=places == 0, answer_misfit=remainder),
         "of_blends": lambda *_: places == 1,
         "drawn_out": asked(6),
+        "of_open_part": asked(8),
         "of_open_pixels": asked(7),
         "indistinct_of": asked(2),
         "without_weight": lambda case, answer: places == 3,
@@ -156,13 +157,13 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
     store = SimpleNamespace(left=1.0, checkpoints=lambda name: None)
     case = SimpleNamespace(store=store, show=lambda *_: None, template=None, key=None, unknowns=unknowns)
     found, _ = searches.search(case, "fedleak_400", SimpleNamespace(iterations=2), None)
-    open_ones = [0, *([1] if unknowns else []), 2, 3, 4, 6, 7]  # of blends it is asked where the loss is not known
+    open_ones = [0, *([1] if unknowns else []), 2, 3, 4, 6, 7, 8]  # of blends it is asked where the loss is not known
     assert np.flatnonzero(found.undetermined).tolist() == open_ones
     assert np.flatnonzero(found.shown).tolist() == [place for place in places if place not in open_ones]
     assert np.flatnonzero(found.toned).tolist() == [5]
-    # The second search, two images that may be one, the pixels, turned copies, and tones: each is asked of those that
-    # are left.
-    assert [mask.count(False) for mask in masks] == [1, *(len(open_ones) - lacking for lacking in (4, 2, 1, 0))]
+    # The second search, two images that may be one, changes of all images, the pixels, turned copies, and tones: each
+    # is asked of those that are left.
+    assert [mask.count(False) for mask in masks] == [1, *(len(open_ones) - lacking for lacking in (5, 3, 2, 1, 0))]
     assert (found.remainder, found.noise) == (remainder, 0.1)
     assert noises == [None if remainder < 0.05 else drawn]  # noise that is not there as stated explains nothing
 

@@ -13,4 +13,5 @@ class Stream(enum.IntEnum):
     RIVALS = 0x41  #: noise from which a descent looks for other images with the same update
     WEIGHT = int.from_bytes(b"weig")  #: noise on one image, to test if it matters to the update; a test image
     NOISE_ANEW = int.from_bytes(b"nois")  #: noise of a stated defense, drawn as the client could have drawn it
+    OPEN_PART = int.from_bytes(b"part")  #: noise on all images, to find changes that the update does not tell
     OPEN = int.from_bytes(b"open")  #: other values of the darkest and of the brightest pixels of an image

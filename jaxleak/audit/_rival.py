@@ -103,8 +103,10 @@ def rival(
     if start is not None and np.shape(start) != answer.shape:
         raise ValueError(f"start must have the shape of x, {answer.shape}, got {np.shape(start)}")
     noise = _NOISE * jax.random.normal(stream_of(key, Stream.RIVALS), (LOOKS, *answer.shape))
-    nearby = jnp.clip(answer + noise, 0, 1)
-    begun = nearby[0] if start is None else jnp.clip(start, 0, 1)
+    # Beyond 0 and 1 the noise is turned back, so that every number is asked about at values within the bounds.
+    nearby = jnp.abs(answer + noise)
+    nearby = 1 - jnp.abs(1 - nearby)
+    begun = jnp.clip(answer + noise[0] if start is None else start, 0, 1)
     labels = jnp.asarray(y, jnp.int32)
     received, places = Received(share, skip_zeros, undone), jnp.arange(len(answer))
     of_answer, of_other = (
@@ -113,10 +115,7 @@ def rival(
     )
     nearest = min((of_answer.before, of_answer.after), key=lambda fit: float(fit.misfit))
     other = np.asarray(of_other.x)
-    # The network may clip at 0 and 1, where no number has a gradient. Only numbers within (0, 1) are counted.
-    within = np.asarray(jnp.any((nearby > 0) & (nearby < 1), axis=0))
-    pixels = tuple(range(1, other.ndim))
-    unread = np.sum(within & ~np.asarray(of_other.read), axis=pixels) / np.maximum(within.sum(axis=pixels), 1)
+    unread = 1 - np.mean(np.asarray(of_other.read), axis=tuple(range(1, other.ndim)))
     return Rival(
         other, float(of_other.after.misfit), float(nearest.misfit),
         {name: float(value) for name, value in nearest.parts.items()},

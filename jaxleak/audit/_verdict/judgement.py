@@ -72,7 +72,10 @@ _TWO_IMAGES = (
     "certified"
 )
 #: Why no label is claimed where a layer's gradient is explained and the update as a whole is not.
-_NOT_AS_STATED = "No label is claimed: the update as a whole is not that of the stated client."
+_NOT_AS_STATED = (
+    "No label is claimed: no answer has the whole update of the stated client, so that the loss, on which proofs of "
+    "labels rest, may not be as stated."
+)
 #: Why no finding is claimed if the client has a defense.
 _NO_FINDINGS = "No finding is claimed: the client defends its update, which may change the signs that tell them."
 #: Why no label is claimed where the loss is another one.

@@ -30,7 +30,7 @@ from jaxleak.protocols._defending import mean_of_examples
 #: times what rounding may have changed in them.
 _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
 #: The standard deviation of noise that changes an image to another one.
-_NOISE = 0.2
+NOISE = 0.2
 #: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
 _BLENDED = 0.4
 #: The smallest root mean square of a difference of images that is no rounding.
@@ -38,7 +38,7 @@ _NO_DIFFERENCE = 1e-6
 #: The share of a difference from the answer that is left at the least where the update leaves it open, and the misfit
 #: that it may add. Open means of patches kept 0.74 and added 1e-7. What a descent had not yet brought back added more
 #: than 0.01, or kept less than 0.4.
-_KEPT, _ADDED = 0.7, 0.005
+_KEPT, ADDED = 0.7, 0.005
 #: Which shares of the darkest and of the brightest pixels are replaced together.
 _OPEN_SHARES = (0.1, 0.25, 0.5, 0.75)
 
@@ -189,18 +189,18 @@ def drawn_out(case: Case, answer: Answer, other: Rival, asked: np.ndarray) -> np
     if not asked.any():
         return np.zeros(len(answer.x), bool)
     x = np.clip(answer.x, 0, 1)
-    left = _beyond_tones(other.x, x)
+    left = beyond_tones(other.x, x)
     size = np.sqrt(np.mean(left**2, axis=tuple(range(1, left.ndim)), keepdims=True))
-    start = np.clip(x + left * (_NOISE / np.maximum(size, _NO_DIFFERENCE)), 0, 1)
+    start = np.clip(x + left * (NOISE / np.maximum(size, _NO_DIFFERENCE)), 0, 1)
     again = rival_from(start, other, case.received, case.observation, answer.x, answer.y)
-    begun, ended = _beyond_tones(start, x), _beyond_tones(again.x, x)
+    begun, ended = beyond_tones(start, x), beyond_tones(again.x, x)
     pixels = tuple(range(1, x.ndim))
     kept = np.sum(begun * ended, axis=pixels) > _KEPT * np.sum(begun**2, axis=pixels)
-    explains = not again.misfit > math.hypot(again.answer_misfit, _ADDED)
+    explains = not again.misfit > math.hypot(again.answer_misfit, ADDED)
     return np.asarray(explains & kept & asked & ~(similarity(x + ended, x) >= AGREE_ABOVE))
 
 
-def _beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:
+def beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:
     """What of the difference of images (N, H, W, channels) no change of brightness and contrast of a channel makes."""
     left = other - x
     if not has_ssim(x.shape[1:]):  # rows of a table have no tones
@@ -226,7 +226,7 @@ def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: n
 
 def without_weight(case: Case, answer: Answer) -> np.ndarray:
     """(B,) bool: images that count for so little that noise on one of them alone does not change the update."""
-    noise = _NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
+    noise = NOISE * jax.random.normal(stream_of(case.key, Stream.WEIGHT), answer.x.shape)
     others = np.clip(answer.x + np.asarray(noise), 0, 1)
     return one_by_one(comparing(case, answer), answer, others, np.ones(len(answer.x), bool))
 

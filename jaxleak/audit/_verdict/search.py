@@ -14,6 +14,7 @@ from jaxleak.audit._invert import InversionRun, all_starts, invert
 from jaxleak.audit._restarts import best_restart
 from jaxleak.audit._verdict.case import Case, graded, misfits
 from jaxleak.audit._verdict.copies import toned_images, turned_images
+from jaxleak.audit._verdict.open_part import of_open_part
 from jaxleak.audit._verdict.questions import (
     drawn_out,
     indistinct_of,
@@ -110,6 +111,7 @@ def search(
             undetermined = undetermined | of_blends(case, answer, other)
         undetermined = undetermined | indistinct_of(case, answer, other.answer_misfit, answer.shown & ~undetermined)
         undetermined = undetermined | without_weight(case, answer)
+        undetermined = undetermined | of_open_part(case, answer, answer.shown & ~undetermined)
         undetermined = undetermined | of_open_pixels(case, answer, answer.shown & ~undetermined)
         undetermined = undetermined | turned_images(case, answer, answer.shown & ~undetermined)
         toned = toned_images(case, answer, answer.shown & ~undetermined)

@@ -387,13 +387,14 @@ def _proven(labels: Labels) -> str:
 
 def _granted(stated: tuple[str, ...]) -> str:
     """The conditions of a proof of labels, given what the client has `stated` about itself."""
-    without = f"class weights{'' if 'momentum' in stated else ', momentum'} and weight decay"
+    without = "weight decay" if "momentum" in stated else "momentum and weight decay"
     as_stated = (
         f", and the {' and the '.join(stated)} {'is' if len(stated) == 1 else 'are'} as stated" if stated else ""
     )
     if "momentum" in stated:
         as_stated += " and begins at zero" if len(stated) == 1 else ", with a momentum that begins at zero"
-    return f"If the loss is the plain cross-entropy of this batch alone, without {without}{as_stated},"
+    loss = "the plain cross-entropy of this batch alone, with equal weights of all samples and classes"
+    return f"If the loss is {loss}, without {without}{as_stated},"
 
 
 def listed(labels: np.ndarray) -> str:
