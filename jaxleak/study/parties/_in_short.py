@@ -24,7 +24,8 @@ def in_short(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Section:
     """What the strongest attacks found in each data set, beside answers that need no gradient, in a few sentences.
 
     Args:
-        runs: by the name of the data, the scores of `run_case` for every seed. Means over the seeds are told.
+        runs: by the name of the data, the scores of `run_case` (fractions, and errors in squared units of the
+            standardised features) of at least one seed. The report tells their means over the seeds.
 
     Returns:
         A section with a paragraph for each data set. It tells of labels, of features of the other parties, of what the
