@@ -1,4 +1,4 @@
-"""Images that descend on the distance of their update to another one alone, without any prior."""
+"""Descent of images on the distance between their update and another one, without any prior."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -14,20 +14,20 @@ from jaxleak.audit._received import Received, misfit
 
 _RATE = 0.02
 _SMOOTHING = smoothing(4.0, 100.0, finish=0.2)
-#: How many times as large as the answer's the misfit of other images may be that explain the update as well, and up to
-#: which misfit they do so in any case: an answer may be exact where a descent of some hundred steps is not.
+#: Other images explain an update as well as an answer if their misfit is at most so many times the answer's, or at most
+#: the second number in any case: an answer may be exact where a descent of some hundred steps is not.
 _AS_WELL, _IN_ANY_CASE = 2.0, 0.01
 
 
 def explains_as_well(misfit: float, answer_misfit: float) -> bool:
-    """Whether other images explain an update as well as an answer: a misfit below 0.01, or at most twice its own.
+    """Whether other images explain an update as well as an answer: a misfit of at most 0.01 or twice the answer's.
 
-    So it is taken to be of a misfit that is no number, since a descent that broke down has shown nothing.
+    A misfit that is NaN counts as explaining, too, since a descent that broke down has shown nothing.
     """
     return not misfit > max(_AS_WELL * answer_misfit, _IN_ANY_CASE)
 
 
-#: At how many images nearby a descent asks which numbers are read.
+#: Number of nearby images at which a descent finds out which of an image's numbers change the update.
 LOOKS = 3
 
 _Carry: TypeAlias = tuple[jax.Array, PyTree, jax.Array, jax.Array]
@@ -37,8 +37,8 @@ class Fit(NamedTuple):
     """How well images explain an update."""
 
     misfit: jax.Array  # |g' - g| / |g|
-    parts: dict[str, jax.Array]  # the same of every leaf; NaN where it is zero
-    norms: dict[str, jax.Array]  # |g| of every leaf
+    parts: dict[str, jax.Array]  # the same for every leaf; NaN where the leaf is zero
+    norms: dict[str, jax.Array]  # |g| for every leaf
 
 
 class Descent(NamedTuple):
@@ -47,7 +47,7 @@ class Descent(NamedTuple):
     x: jax.Array  # (N, H, W, C)
     before: Fit
     after: Fit
-    read: jax.Array  # (N, H, W, C) bool, the numbers that change the update at all at one of the images nearby
+    read: jax.Array  # (N, H, W, C) bool, numbers that change the update at one or more of the nearby images
 
 
 @jitted_for_few(0, 6)
@@ -61,11 +61,12 @@ def descend(
         received: how an update is computed and compared.
         seen: params and payload of the round.
         start: (N, H, W, C) the images at the start.
-        places: (N,) int32, which of the images stands in every place of the batch: two places may share one.
+        places: (N,) int32, number of the image in every place of the batch; two places may share an image.
         y: (N,) int32, the labels of the places.
         bounds: lowest and highest value that pixels may take on the way.
-        iterations: > 0, how many steps there are.
-        nearby: (LOOKS, N, H, W, C) images of which is asked, with exact kinks, what numbers change the update.
+        iterations: number of steps, > 0.
+        nearby: (LOOKS, N, H, W, C) images at which the descent finds, with exact kinks, the numbers that change the
+            update.
     """
     optimizer = optax.adam(optax.cosine_decay_schedule(_RATE, iterations))
 
@@ -84,8 +85,8 @@ def descend(
     gradient = jax.grad(lambda x, sharpness: distance(x, sharpness) ** 2)
 
     def step(carry: _Carry, iteration: jax.Array) -> tuple[_Carry, None]:
-        # The steps behind the last one, when the kinks are exact, take the gradient at the images nearby: in the same
-        # loop, one gradient is compiled for both.
+        # After the last step, when the kinks are exact, LOOKS iterations take the gradient at the nearby images. They
+        # share the loop, so that one gradient is compiled for both.
         x, state, sharpness, read = carry
         looking = iteration >= iterations
         at = jnp.where(looking, nearby[jnp.maximum(iteration - iterations, 0)], x)

@@ -16,11 +16,11 @@ from jaxleak.audit._received import Received
 from jaxleak.audit._similarity import similarity
 from jaxleak.metrics._images import RECOGNISED_ABOVE
 
-#: Standard deviation of the noise that a rival starts with; of natural images it leaves an SSIM of 0.1 to 0.5.
+#: Standard deviation of the noise with which a rival starts; it lowers the SSIM of natural images to 0.1 to 0.5.
 _NOISE = 0.2
-#: Share of the way back to the answer, in SSIM, from which on a descent was on its way there.
+#: A descent that covers this share of the way back to the answer, in SSIM, counts as on its way there.
 _RETURNING = 0.25
-#: Share of an image's numbers that the update may leave unread.
+#: Largest share of an image's numbers that the update may leave unread.
 UNREAD = 0.01
 
 
@@ -29,25 +29,25 @@ class Rival(NamedTuple):
 
     x: np.ndarray  # (N, H, W, C) within the bounds, in the order of the answer's
     misfit: float  # |g' - g| / |g| of the rival's update
-    answer_misfit: float  # the same of the answer, the lower one of before and after the descent that the rival had
-    answer_parts: dict[str, float]  # the same of every leaf of the update by itself, at that point
-    part_norms: dict[str, float]  # |g| of every leaf there
-    similarity: np.ndarray  # (N,) SSIM between rival and answer; of rows of a table as `Agreement.value`
+    answer_misfit: float  # the same for the answer, the lower one of before and after a descent like the rival's
+    answer_parts: dict[str, float]  # the same for every leaf of the update by itself, at that point
+    part_norms: dict[str, float]  # |g| for every leaf, at that point
+    similarity: np.ndarray  # (N,) SSIM between rival and answer; for rows of a table as in `Agreement.value`
     start_similarity: np.ndarray  # (N,) the same before the descent
     unread: np.ndarray  # (N,) share of the numbers that change the update at none of three noisy images
 
     @property
     def explains(self) -> bool:
-        """Whether the rival's misfit is below 0.01, or at most twice that of the answer."""
+        """Whether the rival's misfit is at most 0.01 or twice that of the answer; a misfit of NaN counts, too."""
         return explains_as_well(self.misfit, self.answer_misfit)
 
     @property
     def undetermined(self) -> np.ndarray:
-        """(N,) bool: images in whose place another one explains the update as well.
+        """(N,) bool: images that the update does not determine, since others in their place explain it as well.
 
-        The rival explains the update, is another image (SSIM below 0.8), and was not on its way back to the answer: of
-        the similarity that its start lacks, the descent has restored less than a quarter. Nor is an image determined
-        of whose numbers more than 1 % do not change the update at all, as behind a mask.
+        An image is undetermined if the rival explains the update, is another image (SSIM below 0.8), and was not on its
+        way back to the answer: the descent has restored less than a quarter of the similarity that its start lacks. An
+        image is also undetermined if more than 1 % of its numbers do not change the update at all, as behind a mask.
         """
         returned = self.similarity - self.start_similarity >= _RETURNING * (1 - self.start_similarity)
         another = self.explains & ~(self.similarity >= RECOGNISED_ABOVE) & ~returned
@@ -69,27 +69,27 @@ def rival(
 ) -> Rival:
     """Search, without any prior, for other images that have the same update as the answer of an attack.
 
-    Where an update says little of the pixels, the prior decides, and independent starts agree on what it prefers. To
-    see this, noise is added to the answer, and the noisy images descend on |g' - g|^2 / |g|^2 alone, with the kinks of
-    the network smoothed at first. If they end with an update as near as the answer's, and are still other images,
-    the update does not determine the images. The answer descends in the same way, so that both are compared without a
-    prior. A search that finds no rival proves nothing. Nothing here knows the truth.
+    If an update says little about the pixels, the prior decides, and independent starts agree on what the prior
+    prefers. To detect this, noise is added to the answer, and the noisy images descend on |g' - g|^2 / |g|^2 alone,
+    with the kinks of the network smoothed at first. If they end with an update as near as the answer's and are still
+    other images, the update does not determine the images. The answer descends in the same way, so that both are
+    compared without a prior. A search that finds no rival proves nothing. Nothing here knows the truth.
 
     Args:
-        share: what the client uploads of a batch, `protocols.ClientShare` or one behind a defense.
+        share: computes what the client uploads for a batch, `protocols.ClientShare` or one behind a defense.
         observation: params and payload of the round; leaves of the payload may be None.
         x: (N, H, W, C) the answer, clipped to [0, 1].
         y: (N,) int32, the labels of the answer.
-        key: the noise is drawn with one derived from it, which may be that of the attack.
+        key: random key, which may be that of the attack; the noise is drawn with one derived from it.
         start: (N, H, W, C) images at which the rival starts, clipped to [0, 1]; None adds noise to the answer.
         bounds: lowest and highest value that pixels may take on the way; the starts lie in [0, 1].
-        iterations: > 0, how many steps of Adam the descent has.
-        skip_zeros: whether entries that arrived as zero count for nothing, as behind sparsification.
-        undone: what is known of the gradient before the payload, as of `client_updates.Gradients`; None where the
-            payload is compared itself.
+        iterations: number of steps of Adam in the descent, > 0.
+        skip_zeros: whether entries that arrived as zero are ignored, as behind sparsification.
+        undone: undoes what the client did to its gradient before the upload, as in `client_updates.Gradients`; None if
+            the payload itself is compared.
 
     Returns:
-        The rival; NaN similarity where images are not finite.
+        The rival; its similarity is NaN where images are not finite.
 
     Raises:
         ValueError: on shapes that do not fit, bounds in the wrong order, or iterations out of range.
@@ -134,9 +134,9 @@ def rival_from(
     *,
     iterations: int = 300,
 ) -> Rival:
-    """Search for other images again, from another start than the first search had.
+    """Search for other images again, from another start than that of the first search.
 
-    The first search has told how well the answer explains the update, and which of its numbers are read. Both are kept.
+    The first search has found how well the answer explains the update, and how many numbers are unread. Both are kept.
 
     Args:
         start: (N, H, W, C) images at which the search begins, clipped to [0, 1].
@@ -145,7 +145,7 @@ def rival_from(
         observation: params and payload of the round.
         x: (N, H, W, C) the answer.
         y: (N,) int32, the labels of the answer.
-        iterations: > 0, how many steps of Adam the descent has.
+        iterations: number of steps of Adam in the descent, > 0.
     """
     answer, begun, places = np.clip(np.asarray(x, np.float32), 0, 1), jnp.clip(start, 0, 1), jnp.arange(len(x))
     labels, bounds = jnp.asarray(y, jnp.int32), jnp.array((0.0, 1.0))

@@ -1,4 +1,4 @@
-"""What a client of Adam uploads after one step: no defense by intention, but another payload than the gradient."""
+"""What a client uploads after one step of Adam: not meant as a defense, but another payload than the gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,22 @@ from jaxleak.defenses._base import Defense, stateless
 from jaxleak.defenses.mechanisms import AdamStep, Mechanism
 
 #: The decay rates of Adam's moments (Kingma and Ba 2015). A first step corrects both averages for their start at zero,
-#: so that they decide nothing but its rounding.
+#: so that the rates affect only the rounding of the step.
 _FIRST, _SECOND = 0.9, 0.999
 
 
 def adam_step(learning_rate: float, *, epsilon: float = 1e-8, weight_decay: float = 0.0) -> Defense:
-    """Send the change of the weights by one step of Adam in the place of the gradient (Kingma and Ba 2015, alg. 1).
+    """Send the change of the weights by one step of Adam in place of the gradient (Kingma and Ba 2015, alg. 1).
 
-    The client makes its optimizer anew in every round, takes one step, and uploads its new weights w', as in federated
-    averaging with one step of `torch.optim.Adam` or `AdamW`. The payload is (w - w') / learning_rate. Every entry of it
-    is g / (|g| + epsilon) + weight_decay w, so that nearly all are close to 1 or -1, but for the rounding of the new
-    weights to float32. That rounding is part of the defense: it alone keeps the server from computing g.
+    The client creates a new optimizer in every round, takes one step, and uploads its new weights w', as in federated
+    averaging with one step of `torch.optim.Adam` or `AdamW`. The payload is (w - w') / learning_rate. Up to the
+    rounding of the new weights to float32, every entry is g / (|g| + epsilon) + weight_decay w, so that nearly all
+    entries are close to 1 or -1. This rounding is part of the defense: it alone keeps the server from computing g.
 
     Args:
-        learning_rate: how far the step goes, > 0. The smaller it is, the more of the gradient does the rounding of the
-            weights hide. In a protocol it must be the learning rate of the client, too.
-        epsilon: what Adam adds to the root of the second moment, > 0.
+        learning_rate: learning rate of the step, > 0. The smaller it is, the more of the gradient is hidden by the
+            rounding of the weights. In a protocol it must be the learning rate of the client, too.
+        epsilon: number that Adam adds to the root of the second moment, > 0.
         weight_decay: AdamW's decoupled decay, >= 0: the step also subtracts `learning_rate * weight_decay` times the
             weights.
 

@@ -1,4 +1,4 @@
-"""What the papers' shorthand epsilon of a client's defense is worth by accounting."""
+"""The epsilon that accounting gives for a client's defense, beside the papers' shorthand epsilon."""
 
 from jaxleak import _validate
 from jaxleak.defenses._accounting import epsilon_of_schedule
@@ -7,17 +7,17 @@ from jaxleak.defenses.mechanisms import Clipped, GaussianNoise
 
 
 def true_epsilon(kind: str, epsilon: float, *, batch_size: int, own_samples: int, rounds: int) -> float:
-    """Epsilon >= 0 of a client's uploads by accounting at `SHORTHAND_DELTA`, where all of them are visible.
+    """Epsilon >= 0 of a client's uploads by accounting at `SHORTHAND_DELTA`, if all uploads are visible.
 
     Batches are drawn without replacement. Every client takes part in every round, and neighbours differ in one example
-    that is replaced. The whole update's clip protects a replaced batch, so sampling does not amplify it. Soteria after
-    the noise is not counted: its choice of features looks at the batch, so that the combination has no guarantee, and
-    the number holds for the noise alone.
+    that is replaced. A clip of the whole update protects a replaced batch, so sampling does not amplify its privacy.
+    Soteria after the noise is not counted: its choice of features looks at the batch, so that the combination has no
+    guarantee. The result then holds for the noise alone.
 
     Args:
-        kind: a key of `CLIENT_DEFENSES`, of a defense whose strength is an epsilon.
-        epsilon: the shorthand one, > 0.
-        batch_size: B <= own_samples.
+        kind: key in `CLIENT_DEFENSES` of a defense whose strength is an epsilon.
+        epsilon: the shorthand epsilon, > 0.
+        batch_size: batch size B, >= 1 and at most own_samples.
         own_samples: samples of one client.
         rounds: rounds >= 1 that the client takes part in, with one local step each.
 

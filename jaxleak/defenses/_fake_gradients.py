@@ -28,23 +28,24 @@ def fake_gradients(
     """Replace every gradient tensor by noise that is ordered like it.
 
     Per round a pool of `pool_size` gradients with i.i.d. Normal(0, variance) entries is drawn and each tensor's
-    entries are sorted in descending order. The pool member psi nearest to the true gradient, sorted likewise, is
-    chosen, and stands in for it rank by rank. The paper says how in two places that differ:
+    entries are sorted in descending order. The pool member psi that is nearest to the true gradient, sorted likewise,
+    replaces it rank by rank. The paper describes the replacement in two places that differ:
 
     * "printed", Algorithm 5: entries are ranked by magnitude, and the one of rank l becomes
       `min(psi_l, max(g, -psi_l))`. For the negative half of psi the clamp interval [-psi_l, psi_l] is empty and the
       rule returns psi_l itself, so the smallest true entries become large negative values.
-    * "clamped": the same with magnitudes |psi| in descending order, under which Algorithm 5 does what its text says.
-      What is uploaded is the true entry, or the noise of its rank where that is smaller.
-    * "paired", Section 3.4: entries are ranked by signed value, and the one of rank l becomes psi_l. What is uploaded
-      is all noise; of the gradient nothing but the order of its entries is left.
+    * "clamped": the same with magnitudes |psi| in descending order, with which Algorithm 5 does what its text says. An
+      uploaded entry is the true one, or the noise of its rank where that is smaller.
+    * "paired", Section 3.4: entries are ranked by signed value, and the one of rank l becomes psi_l. The upload is all
+      noise and keeps only the order of the gradient's entries.
 
     With the printed variance taken as it is ("absolute") the noise is far larger than the gradients of a normalised
-    network: clamps then hardly ever bind, so that nothing is protected, and pairs are steps far too long. The
-    algorithm's threshold asks for noise near the gradient, so `scale` measures it in units of the whole gradient's root
-    mean square ("gradient", the unit in which it comes near) or of each tensor's ("tensor").
+    network. Clamps then hardly ever take effect, so that nothing is protected, and paired noise makes steps that are
+    far too long. The algorithm's threshold asks for noise near the gradient. `scale` therefore measures the noise in
+    units of the whole gradient's root mean square ("gradient", the unit in which it comes near) or of each tensor's
+    ("tensor").
 
-    The printed loop redraws the pool until a member lies within tau of the gradient, and need not end; tau is not
+    The printed loop redraws the pool until a member lies within tau of the gradient, and may never end; tau is not
     printed. Here the nearest member is used after at most `max_redraws` new pools.
 
     A leaf of the payload is one tensor here; leaves with a party axis are ranked over all parties together.
@@ -54,7 +55,7 @@ def fake_gradients(
         variance: sigma squared > 0 of the entries (paper: 1.1).
         threshold: tau > 0, largest accepted distance; inf accepts the nearest of the first pool.
         max_redraws: further pools to try, >= 0.
-        reading: which of the paper's rules, see above.
+        reading: which of the rules above replaces the entries.
         scale: the unit of sigma: a root mean square of the payload, or 1 ("absolute", as printed).
 
     Raises:
@@ -86,7 +87,7 @@ def fake_gradients(
         sigmas = _sigmas(leaves, variance**0.5, scale)
         orders = [jnp.argsort(-(leaf if reading == "paired" else jnp.abs(leaf)).ravel()) for leaf in leaves]
         ranked = [leaf.ravel()[order] for leaf, order in zip(leaves, orders, strict=True)]
-        # Distances are to what the upload is compared with: magnitudes when clamped, signed values otherwise.
+        # Distances are to magnitudes if the reading is "clamped", and to signed values otherwise.
         target = [jnp.abs(g) for g in ranked] if reading == "clamped" else ranked
 
         def imitate(psi: list[jax.Array]) -> list[jax.Array]:
@@ -108,7 +109,7 @@ def fake_gradients(
             return redraw + 1, jnp.where(nearer, redraw + 1, best), jnp.where(nearer, found, distances)
 
         if pool_size == 1 and not max_redraws:
-            # No choice to make: tensors stay independent, and those that nobody reads are never drawn.
+            # There is no choice to make, so tensors stay independent, and noise that nobody reads is never drawn.
             only = jax.random.split(jax.random.fold_in(key, 0), 1)[0]
             return jax.tree.unflatten(treedef, imitate(candidate(only, leaves, sigmas))), state
 
@@ -122,7 +123,7 @@ def fake_gradients(
         nearest = candidate(keys[jnp.argmin(distances)], leaves, sigmas)
         return jax.tree.unflatten(treedef, imitate(nearest)), state
 
-    # Nobody is known to read what the rule leaves as it is printed.
+    # No attack is known that reads what the printed rule leaves of the gradient.
     kept: dict[Reading, Literal["small", "none"]] = {"clamped": "small", "paired": "none"}
     mechanism = Mechanism(noise=RankedNoise(kept[reading], variance, scale)) if reading in kept else None
     transform = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -143,8 +144,8 @@ def _sigmas(leaves: list[jax.Array], sigma: float, scale: Scale) -> list[jax.Arr
 
 def _descending(x: jax.Array) -> jax.Array:
     """`x`, of shape (n,) and finite, from the largest to the smallest."""
-    # XLA sorts floats by a comparator, six times slower on a CPU than integers; bits of floats are ordered as integers
-    # are once those of negative numbers are reversed, which undoes itself.
+    # XLA sorts floats by a comparator, which on a CPU is six times slower than sorting integers. As integers, the bits
+    # of floats have the same order once those of negative numbers are reversed; a second reversal undoes the first.
     integer = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
 
     def reverse_negative(bits: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Dropout of features as a training habit: noise that a client takes part in anyway, and what it hides."""
+"""Dropout of features as a defense: noise that a client may train with anyway."""
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,20 @@ from jaxleak.objectives import cross_entropy
 
 
 def feature_dropout(rate: float, *, loss: Loss | None = None) -> Defense:
-    """The client's gradient is that of the model with dropout on the inputs of its last dense layer.
+    """Send the gradient of the model with dropout on the inputs of its last dense layer.
 
     Every example has its own mask (Srivastava et al., JMLR 2014, scaled by 1 / (1 - rate) in training), which the
-    server does not know; so the gradients of all layers differ from what it can compute for a candidate. Replaces the
-    payload, which must be the gradient of one local step.
+    server does not know. The gradients of all layers therefore differ from what the server can compute for a candidate.
+    The defense replaces the payload, which must be the gradient of one local step.
 
     Args:
         rate: share of the features that is dropped, in [0, 1); 0 is the plain gradient.
-        loss: `(logits (B, C), y) -> ()`; None is the client's, which protocols pass on, or else the mean cross-entropy.
+        loss: `(logits (B, C), y) -> ()`; None takes the client's, which protocols pass on, or else the mean
+            cross-entropy.
 
     Returns:
         A `Defense` at "representation" that needs the keywords `model`, `variables`, `x` and `y`. For attackers
-        who simulate it, it is differentiable in x and takes a `sharpness`.
+        who simulate it, the defense is differentiable in x and takes a `sharpness`.
 
     Raises:
         ValueError: on a rate out of range; when applied without those keywords, or to a model that does more to its

@@ -2,7 +2,7 @@
 
 Cut gradients of positive and negative samples are modelled as Gaussians N(g1, v I) and N(g0, u I). Of all Gaussian
 perturbations with p tr(S1) + (1 - p) tr(S0) <= P, the one is chosen that makes the two perturbed distributions hardest
-to tell apart: it minimises the sum of both Kullback-Leibler divergences. The optimal covariances have one eigenvalue
+to tell apart: it minimises the sum of both Kullback-Leibler divergences. Each optimal covariance has one eigenvalue
 along g1 - g0 and another one across it, so that four numbers remain.
 """
 
@@ -19,7 +19,7 @@ from jaxleak.defenses._base import Defense
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 _GROWTH = 1.5  # factor of the power while the divergence is too large, as in the authors' code
 _MAX_GROWTHS = 100
-_GRID, _REFINEMENTS = 32, 5  # 32^-5 of the range: float32 holds no more
+_GRID, _REFINEMENTS = 32, 5  # resolve 32^-5 of the range; float32 holds no more
 
 
 class Variances(NamedTuple):
@@ -33,21 +33,21 @@ class Variances(NamedTuple):
 
 
 def marvell(*, num_classes: int, power: float = 1.0, max_sum_kl: float | None = None) -> Defense:
-    """Perturb every party's cut gradient by the noise that hides the label best for its power.
+    """Perturb every party's cut gradient by the noise that, for the given power, hides the label best.
 
     The statistics (means, isotropic variances, share of positives) are those of the batch, as in the paper. The power
     is P = power * ||g1 - g0||^2, hence the defense does not depend on the scale of the gradient. Each party's gradient
-    is treated on its own: parties that pool what they see are outside the model.
+    is treated on its own: the model does not cover parties that pool what they see.
 
-    Not in the paper: a batch with only one class has no difference to hide along; the missing class is then taken to
-    have gradient zero and the other's variance. For C > 2 the problem is solved one class against the rest, each with
-    power / C, and the C noises are added; only classes that are present count. This is an extension without the
-    paper's optimality.
+    Two rules are not in the paper. A batch with only one class has no difference to hide along; the missing class is
+    then taken to have gradient zero and the other's variance. For C > 2 the problem is solved for each class against
+    the rest, with power / C, and the C noises are added; only classes that are present count. This extension does not
+    have the paper's optimality.
 
     Args:
-        num_classes: C >= 2, of the labels, as the model has it: more of them share the power among classes that no
-            label has, and hide less. For C = 2 label 1 is the positive class.
-        power: > 0.
+        num_classes: number of classes C >= 2, as in the model. A larger number shares the power among classes that no
+            label has, and hides less. For C = 2 label 1 is the positive class.
+        power: factor > 0 in the power P of the noise.
         max_sum_kl: if given (> 0), the power grows by factors of 1.5 from `power` until the divergence is at most this;
             the paper shows that the average of both error rates of any detector is then at least
             1/2 - sqrt(max_sum_kl) / 4. For C > 2 it bounds each of the C problems.
@@ -147,10 +147,10 @@ def optimal_variances(
 ) -> Variances:
     """Minimise the divergence of N(g0, u I + S0) and N(g1, v I + S1) under share tr(S1) + (1 - share) tr(S0) = power.
 
-    The class with the larger variance gets nothing across the difference. For a given variance across for the other
-    class, the two along it have a closed form (one stationary point, clipped to what is feasible: no less along than
-    across). In logarithms of the variances the whole problem is a geometric program, so it is convex and its minimum
-    over the remaining number is where its slope changes sign, found on nested grids.
+    The class with the larger variance gets no noise across the difference of the means. Given the other class's
+    variance across it, the two variances along it have a closed form (one stationary point, clipped to what is
+    feasible: no less along than across). In logarithms of the variances the whole problem is a geometric program, so it
+    is convex. The minimum over the remaining number is where the slope changes sign, which nested grids find.
 
     Args:
         u: variance of the negative class >= 0.
@@ -158,7 +158,7 @@ def optimal_variances(
         gap: squared distance of the means >= 0.
         d: dimension >= 1.
         share: share of positives in the batch, in (0, 1).
-        power: >= 0.
+        power: total power of the noise, >= 0.
     """
     swapped = u > v
     low, high = jnp.minimum(u, v), jnp.maximum(u, v)
@@ -166,7 +166,7 @@ def optimal_variances(
     of_low = 1 - of_high
 
     def best(across: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Noise across (low class) -> total variances along, low and high class, and the divergence."""
+        """Map noise across (low class) to the total variances along, of low and high class, and the divergence."""
         total = power - of_low * (d - 1) * across + of_high * high + of_low * low
         ratio = jnp.sqrt((total + of_low * gap) / jnp.maximum(total + of_high * gap, _TINY))
         low_along = total / (of_high * ratio + of_low)
@@ -177,7 +177,7 @@ def optimal_variances(
         if d > 1:
             low_across = low + across
             extra = (d - 1) * (low_across - high) ** 2 / (low_across * high)
-            twice += jnp.where(high > 0, extra, 0.0)  # without any variance both are points of one line
+            twice += jnp.where(high > 0, extra, 0.0)  # without any variance, both distributions are points on one line
         return low_along, high_along, 0.5 * twice
 
     slope = jax.vmap(jax.grad(lambda across: best(across)[2]))

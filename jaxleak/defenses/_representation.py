@@ -1,4 +1,4 @@
-"""What representation defenses need of the client: its model, its batch and its loss."""
+"""What representation defenses need from the client: its model, its batch and its loss."""
 
 import functools
 from typing import TypedDict
@@ -12,7 +12,7 @@ from jaxleak.models._classifier import BatchNormMode, Classifier
 
 
 class OfClient(TypedDict):
-    """The keywords that every defense at "representation" is given; `loss` is None where nobody states it."""
+    """The keywords that every defense at "representation" is given; `loss` is None if it is not stated."""
 
     model: Classifier
     variables: PyTree
@@ -26,14 +26,14 @@ def check_mean(loss: Loss, num_classes: int) -> None:
     """Refuse a loss that is no mean: defenses of single examples send the mean of the examples' gradients.
 
     Raises:
-        ValueError: if two equal examples have another loss than one of them.
+        ValueError: if two examples, equal or of different classes, have another loss than the mean of their own.
     """
     rising = np.linspace(-1, 1, num_classes, dtype=np.float32)
     logits = np.stack([rising, -0.5 * rising])
     last = num_classes - 1
     for y in (np.array([0, last], np.int32), np.eye(num_classes, dtype=np.float32)[[0, last]]):
         for rows, which in (([0, 0], "two equal examples"), ([0, 1], "two examples of different classes")):
-            try:  # a loss of somebody's own takes labels of one shape, and may raise anything on others
+            try:  # a user's loss takes labels of one shape, and may raise anything on others
                 with jax.ensure_compile_time_eval():
                     single, both = (
                         np.mean([float(loss(jnp.asarray(logits[part]), jnp.asarray(y[part]))) for part in parts])
@@ -41,7 +41,7 @@ def check_mean(loss: Loss, num_classes: int) -> None:
                     )
             except Exception:
                 continue
-            # Somebody's own loss may be no number at these outputs, as of a network whose outputs are probabilities.
+            # A user's loss may not be finite at these outputs, for example if it expects probabilities.
             if np.isfinite([single, both]).all() and not np.isclose(single, both, rtol=1e-3):
                 raise ValueError(
                     "loss must be a mean over the batch behind a defense of single examples, whose gradients are "
@@ -50,12 +50,12 @@ def check_mean(loss: Loss, num_classes: int) -> None:
 
 
 def require_plain_head(name: str, model: Classifier) -> None:
-    """Refuse a model whose outputs are more than what its last dense layer makes of its features.
+    """Refuse a model whose outputs are not those of its last dense layer.
 
-    A scale, a soft cap or a skip around that layer would be lost where a defense computes it by itself.
+    A defense that computes this layer by itself would lose a scale, a soft cap or a skip around it.
 
     Raises:
-        ValueError: naming the defense, if outputs at random weights and images are not those of that layer.
+        ValueError: naming the defense, if outputs at random weights and images are not those of this layer.
     """
     if not _has_plain_head(model):
         raise ValueError(
@@ -68,7 +68,7 @@ def require_plain_head(name: str, model: Classifier) -> None:
 def _has_plain_head(model: Classifier) -> bool:
     with jax.ensure_compile_time_eval():
         variables = model.init(jax.random.key(0))
-        # No weight is zero, as those of a head or of a skip may be at first.
+        # No weight stays zero, as those of a head or of a skip may be at first.
         leaves, treedef = jax.tree.flatten(variables["params"])
         keys = jax.random.split(jax.random.key(1), max(1, len(leaves)))
         moved = [leaf + 0.1 * jax.random.normal(keys[i], leaf.shape) for i, leaf in enumerate(leaves)]

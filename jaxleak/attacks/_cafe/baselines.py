@@ -1,7 +1,8 @@
 """The attacks that CAFE is compared with: Step III alone, with another objective in place of F3.
 
-NeurIPS 2021, Table 2, and ICLR 2021, Tables 1 and 2, compare them. In the former all run for the same number of
-iterations on the same model, with aligned indices. They recover neither V nor H and carry no tables for them.
+NeurIPS 2021, Table 2, and ICLR 2021, Tables 1 and 2, compare these attacks. In the former table all run for the same
+number of iterations on the same model, with aligned indices. The attacks recover neither V nor H and have no tables for
+them.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from jaxleak.objectives import (
 
 
 class MatchingState(NamedTuple):
-    """What a matching attack carries."""
+    """State of a matching attack."""
 
     batches: jax.Array  # () int32, number of batches seen so far
     data: FakeData
@@ -197,7 +198,7 @@ def aligned_group_consistency(
     candidates: int = 3,
     **options: Unpack[MatchingOptions],
 ) -> Attack:
-    """F3's gradient term plus group consistency over parallel candidates (Yin et al. 2021); answers their mean.
+    """F3's gradient term plus group consistency over parallel candidates (Yin et al. 2021); the answer is their mean.
 
     CAFE's papers print neither the weight nor the number of candidates; `consistency` takes the value of gamma, whose
     term it replaces. `alpha` weighs the gradient term. Other arguments as in `aligned_matching`.

@@ -1,10 +1,10 @@
-"""CAFE against fake gradients by an attacker who knows of them: the entries that arrive true are enough.
+"""CAFE against fake gradients, by an attacker who knows the defense: the entries that arrive unchanged are enough.
 
 Fake gradients (CAFE, NeurIPS 2021, Algorithm 5, with its negative half repaired) upload min(|g_l|, psi_l) with the sign
-of g, where psi is noise sorted like |g|. So an entry is either true or cut off at the noise of its rank. Entries that
-are cut off follow the half-normal curve over their ranks, which reveals the scale of the noise. What is left is least
-squares with missing equations: Steps I and II of `cafe_exact` hold entry by entry, so every hidden unit (Step I) and
-every feature (Step II) is solved from the equations of true entries.
+of g, where psi is noise sorted like |g|. An uploaded entry is therefore either true or cut off at the noise of its
+rank. Entries that are cut off follow the half-normal curve over their ranks, which reveals the scale of the noise. The
+rest is least squares with missing equations: Steps I and II of `cafe_exact` hold entry by entry, so every hidden unit
+(Step I) and every feature (Step II) is solved from the equations of true entries.
 """
 
 from typing import NamedTuple
@@ -30,10 +30,10 @@ from jaxleak.attacks._observed import Reads, require
 from jaxleak.models import SplitModel
 from jaxleak.objectives import cross_entropy
 
-#: Share of the entries, the largest ones, that the scale of the noise is read from: if any are cut off, these are.
+#: Share of the largest entries from which the scale of the noise is read: if any entries are cut off, these are.
 _TOP = 0.01
-#: Number of entries whose ranks stand for those of a larger tensor: sorting millions of entries in every round would
-#: cost more than all else.
+#: Number of entries that are sampled from a larger tensor and ranked in its place: sorting millions of entries in every
+#: round would cost more than everything else.
 _SAMPLE = 2**16
 #: How far below the curve an entry still counts as cut off: this share of the scale, plus about three standard
 #: deviations of it.
@@ -48,7 +48,7 @@ class CafeCensoredState(NamedTuple):
     seen: jax.Array  # () int32, rounds seen
     batches: jax.Array  # (T1 + T2, K) int32
     bias_gradients: jax.Array  # (T1, P, d2)
-    visible: jax.Array  # (T1, P, d2) bool, which bias gradients arrived true
+    visible: jax.Array  # (T1, P, d2) bool, which bias gradients arrived unchanged
     V: jax.Array  # (N, P, d2), zero until round T1
     resolved: jax.Array  # (P, d2) bool, hidden units whose V the visible entries determine; all before round T1
     normal: jax.Array  # (N, N, P, d1), every feature's normal matrix
@@ -96,9 +96,9 @@ def cafe_censored(
 ) -> Attack:
     """`cafe_exact` for rounds that fake gradients protect, by an attacker who knows the defense but not its variance.
 
-    Step I needs more rounds than without a defense, the more the larger the share of bias entries that is cut off: pass
-    `output_rounds` to `plan_cafe_exact`. Every feature has a normal matrix of its own, so N is limited by memory:
-    4 P d1 N^2 bytes.
+    Step I needs more rounds than without a defense, and their number grows with the share of bias entries that are cut
+    off: pass `output_rounds` to `plan_cafe_exact`. Every feature has a normal matrix of its own, so N is limited by
+    memory: 4 P d1 N^2 bytes.
 
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds.
@@ -121,7 +121,7 @@ def cafe_censored(
         raise ValueError(f"cafe_censored attacks rounds of one worker, got a plan for {plan.workers} workers")
     check_step_three(inversion, seed)
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
-    # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
+    # Step I needs only these leaves; Step II reads "first/kernel" too, as in `cafe_exact`.
     reads = Reads("cafe_censored", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeCensoredState:
@@ -214,7 +214,7 @@ def _output_gradients(
             return q @ ((q.T @ (incidence.T @ residual)) / eigenvalues)
 
         v = solve(weight * g)
-        for _ in range(2):  # the normal matrix squares the condition number; refinement restores float32
+        for _ in range(2):  # the normal matrix squares the condition number; refinement restores float32 accuracy
             v = v + solve(weight * (g - incidence @ v))
         determined = eigenvalues[0] > _DETERMINED * eigenvalues[-1]
         return jnp.where(determined, v, 0.0), determined
@@ -235,7 +235,7 @@ def _features(v: jax.Array, normal: jax.Array, projected: jax.Array) -> tuple[ja
 
         def one_feature(arguments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             a, b = arguments
-            # Dead rows stand aside with the mean eigenvalue of the others, and with 1 where there are no others.
+            # Dead rows get the mean eigenvalue of the live rows on the diagonal, or 1 if there are no live rows.
             unit = inverse[:, None] * a * inverse
             typical = jnp.where(live.any(), jnp.trace(unit) / jnp.maximum(live.sum(), 1), 1.0)
             stand_in = jnp.where(live, 0.0, typical)

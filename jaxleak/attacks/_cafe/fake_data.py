@@ -1,7 +1,7 @@
 """Step III's machinery, shared by CAFE and the baselines: a table of fake samples, one row per private sample.
 
 Index alignment (CAFE, NeurIPS 2021, section 3.3): row n plays the role of private sample n in every batch that sample
-n takes part in. All that differs between the attacks is the objective.
+n takes part in. The attacks differ in the objective only.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class FakeData(NamedTuple):
     """The fake samples and labels with their optimisers' states."""
 
     x: jax.Array  # (N, P, *slice), or (N, G, P, *slice) with G > 1 candidates
-    y: jax.Array  # (N, C) free logits, or (N, G, C); one-hot labels once they were granted
+    y: jax.Array  # (N, C) free logits, or (N, G, C); one-hot labels once labels are granted
     x_optimizer: PyTree
     y_optimizer: PyTree
 
@@ -37,7 +37,7 @@ class FakeDataStep(NamedTuple):
     """
 
     init: Callable[[jax.Array, Batch], FakeData]
-    labels: Callable[[FakeData], jax.Array]  # the labels (N,) of the answer, -1 where nothing was asked of any
+    labels: Callable[[FakeData], jax.Array]  # the labels (N,) of the answer; all -1 if none were sought
     update: Callable[[FakeData, Granted, Quantities], tuple[FakeData, jax.Array, dict[str, jax.Array]]]
 
 
@@ -56,8 +56,8 @@ def fake_data_step(
     """Gradient descent of an objective on the rows of the observed batch.
 
     Labels start as logits uniform in [0, 1]. "joint" optimises them together with the samples through a softmax (the
-    papers optimise labels but name no parametrisation; the authors' code has the softmax), "given" uses granted
-    labels, "fixed" leaves the logits where they started, so that the answer has no labels.
+    papers optimise labels but name no parametrisation; the authors' code has the softmax). "given" uses granted labels.
+    "fixed" leaves the logits as they were drawn, and the answer has no labels.
 
     Args:
         model: the model under attack.
@@ -152,7 +152,7 @@ def fake_data_step(
         return data, values[-1], {name: term[-1] for name, term in terms.items()}
 
     def labels(data: FakeData) -> jax.Array:
-        # Labels enter the objective by the gradient alone: elsewhere the logits are those that were drawn.
+        # Labels enter the objective through the gradient only; otherwise the logits stay as they were drawn.
         if label_mode == "fixed" or (label_mode == "joint" and "gradient" not in objective.needs):
             return jnp.full(num_samples, -1, jnp.int32)
         soft = data.y if candidates == 1 else jax.nn.softmax(data.y).mean(axis=1)
@@ -162,7 +162,7 @@ def fake_data_step(
 
 
 def reads_of(who: str, objective: MatchingObjective, label_mode: LabelMode, leaves: tuple[str, ...] = ()) -> Reads:
-    """What an attack reads of every round: what Step III needs, and these leaves of the payload for other steps."""
+    """What an attack reads in every round: what Step III needs, and the given leaves of the payload for other steps."""
     return Reads(
         who,
         params=True,

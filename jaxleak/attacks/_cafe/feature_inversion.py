@@ -1,16 +1,16 @@
 """CAFE's Step III once H is known: one nonlinear least-squares problem per slice, by smoothed Gauss-Newton.
 
-With alpha = 0 in CAFE's objective the samples decouple: find x with h(x) = h. For a ReLU network with max pooling, the
-function h(x) is piecewise linear and has more outputs than x has pixels, so inside the right piece one Gauss-Newton
-step is exact. The whole difficulty is that the pieces are small: a step computed from one piece is wrong in the next.
-So the residual stays exact, while the Jacobian is smoothed over the pieces that lie within the current misfit
-(`SplitModel.party_features` with a temperature proportional to the root mean square of the residual). As the residual
-falls, the smoothing vanishes by itself, and the last steps are plain Gauss-Newton.
+With alpha = 0 in CAFE's objective the samples decouple, and Step III looks for an x with h(x) = h for each of them. For
+a ReLU network with max pooling, the function h(x) is piecewise linear and has more outputs than x has pixels, so inside
+the right piece one Gauss-Newton step is exact. The difficulty is that the pieces are small: a step computed from one
+piece is wrong in the next. The residual is therefore exact, while the Jacobian is smoothed over the pieces that lie
+within the current misfit (`SplitModel.party_features` with a temperature proportional to the root mean square of the
+residual). As the residual falls, the smoothing vanishes by itself, and the last steps are plain Gauss-Newton.
 
 Each step runs conjugate gradients on the smoothed normal equations, with products by the Jacobian and its transpose in
-place of matrices, and keeps the iterate with the smallest exact residual. That choice sets step length and damping at
-once and has no parameter, and no step can raise the residual. The relative residual ||h(x) - h|| / ||h|| that is left
-is a certificate that needs no truth: near float32 rounding it says that the slice is right wherever h(x) is injective.
+place of matrices, and keeps the iterate with the smallest exact residual. This choice sets both step length and damping
+without a parameter, and no step can raise the residual. The relative residual ||h(x) - h|| / ||h|| at the end is a
+certificate that needs no truth: if it is near float32 rounding, the slice is right wherever h(x) is injective.
 """
 
 import math
@@ -37,8 +37,8 @@ class FeatureInversionOptions(NamedTuple):
     max_cg: int = 16  # conjugate-gradient iterations per step
     patience: int = 2  # checks without progress after which a step's inner iteration ends
     batch_size: int | None = None  # slices advanced together; None: 1 on CPU (fastest there), 64 on accelerators
-    # Lowest and highest value that the attacker holds for possible. None is [0, 1], as of images, behind an extractor,
-    # and no bound where features are the data, which are then known as they are. (-inf, inf) is no bound anywhere.
+    # Lowest and highest value that the attacker considers possible. None means [0, 1], the range of images, if there is
+    # an extractor, and no bound if features are the data, which are then known directly. (-inf, inf) is no bound.
     bounds: tuple[float, float] | None = None
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class FeatureInversionOptions(NamedTuple):
 
 
 def check_step_three(options: FeatureInversionOptions | None, seed: int) -> None:
-    """Raise `ValueError` on options or a seed out of range, before the rounds are watched that Step III comes after."""
+    """Raise `ValueError` on options or a seed out of range; attacks call this before the rounds and before Step III."""
     _validate.seeds(seed=seed)
     (options or FeatureInversionOptions()).check()
 
@@ -90,19 +90,19 @@ def invert_features(
 ) -> FeatureInversionResult:
     """Find x within bounds with features(x) = h, slice by slice. Pure and jit-able; slices do not influence each other.
 
-    An x outside of the bounds is not found, and the residual that stays says so. Samples that were standardised, or
+    An x outside of the bounds is not found, and the remaining residual shows this. Samples that were standardised, or
     normalised by a mean and a deviation, need bounds of their own.
 
     Args:
         features: `(extractor_params, x (B, *slice), temperature (B,) | None) -> (B, d1)`, one party's extractor.
         extractor_params: parameters of the party's extractor.
         h: (B, d1) features to invert.
-        start: (B, *slice) first guesses, which are cut to the bounds.
+        start: (B, *slice) first guesses, which are clipped to the bounds.
         keys: (B,) random keys of the slices' perturbed restarts.
         options: see `FeatureInversionOptions`; bounds of None are [0, 1] here.
 
     Returns:
-        A `FeatureInversionResult`. A slice that did not converge keeps its best iterate, and its residual says so.
+        A `FeatureInversionResult`. A slice that did not converge keeps its best iterate, and its residual shows this.
 
     Raises:
         ValueError: if the numbers of features and starts differ, or an option is out of range.
@@ -125,7 +125,7 @@ def bounds_of(options: FeatureInversionOptions, *, features_are_data: bool = Fal
 
     Args:
         options: see `FeatureInversionOptions`.
-        features_are_data: whether there is no extractor, so that nothing is bounded unless the options ask for it.
+        features_are_data: whether there is no extractor; values are then unbounded unless the options give bounds.
 
     Raises:
         ValueError: if the bounds are not two numbers, the first below the second.
@@ -160,7 +160,7 @@ def _invert_one(
         failures = jnp.where(improved, 0, c.failures + 1)
         # A failed step is retried with a sharper Jacobian; after success the smoothing relaxes again.
         scale = jnp.where(improved, jnp.minimum(1.0, 1.5 * c.scale), 0.5 * c.scale)
-        # Only a large residual means a wrong piece, which deserves a kick; a small one that stays is the noise on h.
+        # A large residual means a wrong piece, and x is kicked out of it. A small residual that stays is noise on h.
         settled = (best_residual < options.settled) & (failures >= 2)
         stuck = ~settled & ((failures >= 6) | (c.since + 1 >= options.max_steps))
         kick = _kick(jax.random.fold_in(key, c.restarts), x.shape, c.restarts, options.kick)
@@ -193,7 +193,7 @@ def _invert_one(
     last = jax.lax.while_loop(
         lambda c: (c.best_residual > options.tolerance) & ~c.settled & (c.restarts <= options.max_restarts), body, first
     )
-    restarts = jnp.minimum(last.restarts, options.max_restarts)  # one more is counted, and not run
+    restarts = jnp.minimum(last.restarts, options.max_restarts)  # the loop counts one more, which it does not run
     return FeatureInversionResult(last.best_x, last.best_residual, last.steps, restarts)
 
 

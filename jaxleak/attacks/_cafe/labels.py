@@ -23,9 +23,9 @@ def recover_labels(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labels in closed form: for every sample the label whose gradient at the first dense layer is the recovered one.
 
-    With h_n known the network behind the first dense layer can be run, and v_n = (1/K) dL/du_n differs between labels
-    only through the loss; the label with the smallest misfit over live slices wins. A slice without features enters
-    the forward pass with zeros.
+    If h_n is known, the network behind the first dense layer can be run. Then v_n = (1/K) dL/du_n differs between
+    labels only through the loss, and the label with the smallest misfit over live slices is chosen. A slice without
+    features enters the forward pass with zeros.
 
     Args:
         model: the model under attack.
@@ -36,7 +36,7 @@ def recover_labels(
         resolved: (d2,) or (P, d2) bool, entries of v that are determined.
         batch_size: batch size K of the rounds.
         loss: the clients' loss, a function of logits and labels.
-        chunk: samples that are computed at once; no result depends on it.
+        chunk: samples that are computed at once; the results do not depend on it.
 
     Returns:
         Labels (N,), the best label's relative misfit (N,), and the second best label's misfit over the best's (N,).
@@ -73,7 +73,7 @@ def true_output_gradients(
     loss: Loss = cross_entropy,
     chunk: int = 256,
 ) -> np.ndarray:
-    """V (N, P, d2) = (1/K) dL/du_n from features and labels; from true ones it is what Step I is scored against.
+    """V (N, P, d2) = (1/K) dL/du_n from features and labels; Step I is scored against V from the true ones.
 
     Arguments as in `recover_labels`.
     """

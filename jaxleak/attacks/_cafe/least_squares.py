@@ -1,4 +1,4 @@
-"""CAFE's Steps I and II as the linear least-squares problems they are when parameters are frozen.
+"""CAFE's Steps I and II, which are linear least-squares problems when parameters are frozen.
 
 With S the T x N incidence matrix of batches and samples (S[t, n] = 1 when sample n is in batch t):
 
@@ -9,9 +9,9 @@ With S the T x N incidence matrix of batches and samples (S[t, n] = 1 when sampl
   party.
 
 CAFE (NeurIPS 2021) proves both positive definite for K < N (Theorems 1 and 2, Eq. 26); Theorem 2's condition N < d2 is
-sufficient, not necessary: C * (V V^T) is positive definite as soon as C is and no v_n is zero. Pooling rounds is what
-makes it well conditioned: a single batch b needs rank(V_b) = K and has the condition number cond(V_b)^2, while several
-overlapping batches suffer from neither.
+sufficient, not necessary: C * (V V^T) is positive definite as soon as C is and no v_n is zero. Pooling rounds makes the
+matrix well conditioned: a single batch b needs rank(V_b) = K and has the condition number cond(V_b)^2, while several
+overlapping batches have neither problem.
 
 Rows of V are scaled to unit length first (Jacobi preconditioning), so that samples with small gradients count alike.
 """
@@ -31,14 +31,14 @@ from jaxleak import _mesh
 #: as N^3.
 DIRECT_LIMIT = 20_000
 
-#: Largest N for which the whole spectrum is computed, which reveals any rank; a larger N takes a factorisation that
-#: needs full rank.
+#: Largest N for which the whole spectrum is computed, which reveals any rank. For a larger N, Step II takes a
+#: factorisation, which needs full rank.
 SPECTRAL_LIMIT = 1200
 
 #: Rows of V with a norm below this share of a typical one carry only rounding noise of the float32 observations.
 DEAD_ROW = 1e-5
 
-#: What conjugate gradients carry: solution, residual, the residual's squared norm, direction, number of iterations.
+#: State of conjugate gradients: solution, residual, the residual's squared norm, direction, number of iterations.
 _Iterate: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -84,9 +84,9 @@ def solve_output_gradients(
 ) -> jax.Array:
     """Step I: V (N, P, d2) from T batches (T, K) and their bias gradients (T, P, d2). Pure, jit-able.
 
-    If `direct`, and N is at most `SPECTRAL_LIMIT`, a singular value decomposition of S solves it. Otherwise conjugate
-    gradients do, with gathers and scatters in place of S and memory O(N d2). Both give the minimum-norm solution
-    where S has a null space (horizontal rounds with fixed shares per worker), and one step of iterative refinement
+    If `direct` is true and N is at most `SPECTRAL_LIMIT`, the solver is a singular value decomposition of S. Otherwise
+    it is conjugate gradients, with gathers and scatters in place of S and memory O(N d2). Both give the minimum-norm
+    solution if S has a null space (horizontal rounds with fixed shares per worker). One step of iterative refinement
     follows both.
     """
     rounds = batches.shape[0]
@@ -119,8 +119,8 @@ def live_rows(v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Norms (N, P) of the rows of V and which of them stand above rounding noise.
 
     A row is exactly zero when the ReLUs behind the first dense layer pass nothing back for that slice. The slice's
-    features then take part in no gradient, and no attack on the dense layers can see them. The median norm is typical
-    unless it is rounding itself, since most rows are dead; the root of the mean square is in its place then.
+    features then take part in no gradient, and no attack on the dense layers can see them. The median norm counts as
+    typical. If most rows are zero, the median is rounding itself, and the root mean square takes its place.
     """
     norms = jnp.linalg.norm(v, axis=-1)
     median, spread = jnp.median(norms), jnp.sqrt(jnp.mean(norms**2))
@@ -132,14 +132,14 @@ def solve_features(
 ) -> LinearSolution:
     """Step II: H from `projected` = sum over rounds and members of v_n G_t^T, (N, P, d1).
 
-    If `direct`, the N x N matrices are decomposed in float64 on the host: into eigenvalues up to `SPECTRAL_LIMIT`,
-    which reveals their rank, and by Cholesky above. Otherwise conjugate gradients with one refinement run in float32,
-    with memory O(N d1 + T K^2). Rows without gradient come back as zero.
+    If `direct` is true, the N x N matrices are decomposed in float64 on the host. Up to N = `SPECTRAL_LIMIT` this is an
+    eigendecomposition, which reveals their rank, and a Cholesky factorisation above. Otherwise conjugate gradients with
+    one refinement run in float32, with memory O(N d1 + T K^2). Rows without gradient come back as zero.
 
     Args:
         batches: (T, K) batches of Step II.
         v: (N, P, d2), the solution of Step I.
-        projected: (N, P, d1), accumulated while the rounds went by.
+        projected: (N, P, d1), accumulated during the rounds.
         direct: whether to decompose N x N matrices.
         mesh: devices that share the columns of H, each with the whole of V; used if `direct` is false.
 
@@ -171,7 +171,7 @@ def _direct_features(
     solution, ranks, conditions = np.zeros(rhs.shape, np.float32), [], []
     for party in range(unit.shape[1]):
         rows = live[:, party]
-        if not rows.any():  # no equation is left to solve, and none to be badly conditioned
+        if not rows.any():  # no equation is left that could be badly conditioned
             ranks.append(len(rows))
             conditions.append(1.0)
             continue
@@ -237,7 +237,7 @@ def _feature_spectrum(batches: np.ndarray, unit: np.ndarray, live: np.ndarray) -
             x: np.ndarray, grams: np.ndarray = grams, dead: np.ndarray = dead, typical: float = typical
         ) -> np.ndarray:
             parts = np.einsum("tkl,tl->tk", grams, x[batches], optimize=True)
-            # Dead rows stand aside with the mean eigenvalue, inside the spectrum of the others.
+            # Dead rows get the mean eigenvalue, which lies inside the spectrum of the live rows.
             return np.bincount(batches.ravel(), weights=parts.ravel(), minlength=len(x)) + typical * dead * x
 
         rank, condition = _extremal_spectrum(product, unit.shape[0])

@@ -1,11 +1,12 @@
 """CAFE against fake gradients that keep the order of the entries and little else: the order is enough.
 
-Where fake entries are paired with true ones by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor shows the
-order of its true entries and how large they are on average. Where true entries are capped at the noise of the same rank
+If fake entries are paired with true ones by rank (CAFE, NeurIPS 2021, Section 3.4), an uploaded tensor shows the order
+of its true entries and how large they are on average. If true entries are capped at the noise of the same rank
 (Algorithm 5), the smallest entries are also true. Steps I and II of `cafe_exact` are linear, so a solution predicts all
-entries of all uploads. A prediction sorted into the observed order gives better uploads, and these give a better
-solution. The two alternate, as in nonmetric multidimensional scaling (Kruskal 1964): Step I on the rounds that it
-stored, Step II in sweeps over new rounds, each with the features of the sweep before.
+entries of all uploads. A prediction sorted into the observed order gives a better estimate of the true gradients, which
+gives a better solution. The two alternate, as in nonmetric multidimensional scaling (Kruskal 1964). Step I
+alternates on the rounds that it stored. Step II alternates in sweeps over new rounds, and every sweep predicts with the
+features of the sweep before.
 """
 
 import math
@@ -39,8 +40,8 @@ KEPT: tuple[Kept, ...] = ("clamped", "paired")
 #: Alternations of Step I. The fit improves by orders of magnitude over all of them, but the solution hardly changes
 #: after the first ten.
 _ALTERNATIONS = 30
-#: What is added to the diagonal of a party's normal matrix, as a share of its mean eigenvalue, because of float32
-#: rounding and of rows without gradient.
+#: Ridge on the diagonal of a party's normal matrix, as a share of the matrix's mean eigenvalue. It allows for float32
+#: rounding and for rows without gradient.
 _RIDGE = 1e-5
 #: Smallest denominator, which keeps a quotient of zeros finite.
 _TINY = 1e-30
@@ -70,14 +71,14 @@ def cafe_ordinal(
     invert: bool = True,
     seed: int = 0,
 ) -> Attack:
-    """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the reading that is used.
+    """`cafe_exact` for rounds behind `defenses.fake_gradients`, by an attacker who knows the defense's reading.
 
     Capped uploads contain true entries, which tell the scale of the gradient, so capping noise may have any scale. If
     most entries of every tensor are true, `cafe_censored` is more accurate; this attack also works if, say, nearly all
     bias entries are capped.
 
-    The plan's Step II rounds are divided among the sweeps; every sweep should show each sample ten times or so. Step I
-    gains from more rounds than without a defense. The answer is not exact: features usually have an error of a percent.
+    The plan's Step II rounds are divided among the sweeps; every sweep should show each sample about ten times. Step I
+    gains from more rounds than without a defense. The answer is not exact: features usually have an error of 1 %.
 
     Args:
         model: the attacked model, possibly behind `models.frozen_features` for the rounds.
@@ -87,8 +88,8 @@ def cafe_ordinal(
             ignore it.
         kernel_scale: factor > 0 on uploaded kernel gradients, hence on the features. It is 1 for capped uploads, and
             for paired noise that is scaled to each tensor. If the noise of all tensors has one scale, uploads do not
-            say how large kernel gradients are beside bias gradients: pass the ratio of their root mean squares on
-            samples of the attacker's own, see `kernel_to_bias_ratio`.
+            show how large kernel gradients are relative to bias gradients. Pass the ratio of their root mean squares on
+            samples of the attacker's own then, see `kernel_to_bias_ratio`.
         sweeps: number of sweeps of Step II, >= 1 and at most the plan's feature rounds.
         loss: the clients' loss.
         inversion: options of Step III.
@@ -113,7 +114,7 @@ def cafe_ordinal(
     n, p, width, d1 = plan.num_samples, model.parties, model.width, model.feature_size
     length = sweep_length(plan, sweeps)
     unit = variance**-0.5 if reading == "paired" else 1.0
-    # Step I needs no more than these; Step II reads "first/kernel" too, as in `cafe_exact`.
+    # Step I needs only these leaves; Step II reads "first/kernel" too, as in `cafe_exact`.
     reads = Reads("cafe_ordinal", leaves=("first/bias",), index=True)
 
     def init(key: jax.Array, template: Batch) -> CafeOrdinalState:
@@ -186,7 +187,7 @@ def _recovered(
 
 
 def sweep_length(plan: CafeExactPlan, sweeps: int) -> int:
-    """Rounds of every sweep but the last, which may be shorter."""
+    """Number of rounds in every sweep but the last, which may be shorter."""
     return math.ceil(plan.feature_rounds / sweeps)
 
 
@@ -210,7 +211,7 @@ def _completed(upload: jax.Array, predicted: jax.Array, reading: Kept) -> jax.Ar
 
 
 def _unit(upload: jax.Array, predicted: jax.Array, visible: jax.Array) -> jax.Array:
-    """The least-squares factor from the prediction to the entries that arrived true; 1 if there are none."""
+    """The least-squares factor from the prediction to the entries that arrived unchanged; 1 if there are none."""
     seen = jnp.where(visible, predicted, 0.0)
     square = jnp.sum(seen**2)
     return jnp.where(square > 0, jnp.sum(seen * upload) / jnp.where(square > 0, square, 1.0), 1.0)
@@ -223,7 +224,7 @@ def kernel_to_bias_ratio(gradient: PyTree) -> float:
 
 
 def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: int) -> jax.Array:
-    """Step I: V (N, P, d2) from batches (T1, K) and the defended bias gradients (T1, P, d2) of the uploads."""
+    """Step I: V (N, P, d2) from batches (T1, K) and the uploaded, defended bias gradients (T1, P, d2)."""
     incidence, solve = incidence_solver(batches, n)
     observed = uploads.reshape(len(uploads), -1)
     visible = jax.vmap(visible_entries)(observed) if reading == "clamped" else jnp.zeros(observed.shape, bool)
@@ -233,8 +234,8 @@ def _output_gradients(batches: jax.Array, uploads: jax.Array, reading: Kept, n: 
     def alternate(_: int, v: jax.Array) -> jax.Array:
         predicted = incidence @ v
         ordered = jax.vmap(_ranked)(orders, predicted)
-        # The few hundred entries of a round's noise differ in size from round to round. The prediction tells better how
-        # large single rounds are, and all uploads together tell how large all rounds are.
+        # A round's noise has a few hundred entries only, so that its size differs from round to round. The prediction
+        # tells the size of single rounds better, and all uploads together tell the size over all rounds.
         rounds = (predicted * ordered).sum(axis=1) / jnp.maximum((ordered**2).sum(axis=1), _TINY)
         ordered = ordered * rounds[:, None]
         if reading == "clamped":

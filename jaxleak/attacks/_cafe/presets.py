@@ -67,7 +67,7 @@ def twice_corrected_adam(
     """Adam as CAFE's published code has it: bias correction applied twice, with the count of all updates.
 
     The moments are corrected as usual, and then the learning rate is multiplied by sqrt(1 - b2^t) / (1 - b1^t) as well.
-    The count t is that of the whole table's updates, while a row's moments decay only when the row is in the batch.
+    The count t counts updates of the whole table, while a row's moments decay only when the row is in the batch.
 
     Args:
         learning_rate: learning rate, > 0.
@@ -97,20 +97,21 @@ def twice_corrected_adam(
 #: vertical models and, with one party, on horizontal ones (section 3.4). `inner_updates=10` is the submission's k for
 #: attacks during training (section 4.4). The submission optimises the data in every iteration and does not say where
 #: the true inputs of the first dense layer come from; here Steps I and II of the NeurIPS version run in every iteration
-#: too (`switch=False`). Its Algorithm 1 trains the model meanwhile, which is the protocol's to do here. It prints no
-#: learning rates, beta, gamma or xi: the data's learning rate is 0.1 here, all others are those of the NeurIPS version.
+#: too (`switch=False`). The submission's Algorithm 1 also trains the model; here the protocol does that. No learning
+#: rates, beta, gamma or xi are printed: the data's learning rate is 0.1 here, all others are the NeurIPS version's.
 CAFE_ICLR = CafeOptions(
     loops="single", switch=False, optimizers=CafeOptimizers(data=normalized_sgd), data_learning_rate=0.1, alpha=1.0
 )
 
-#: CAFE as the authors' published code runs it on MNIST quadrants, quirks included. Algorithm 4 with all steps in every
-#: iteration; V uniform in +-8e-4, H in [0, 0.08], data and label logits in [0, 1]; Step I plain SGD at 5e-3; Steps II
-#: and III `twice_corrected_adam` at 1e-2; the data's loss is 1e-2 times the squared gradient distance, plus 1e-3 times
-#: the representation distance, plus 1e-4 times the total variation while its mean per tile exceeds 25. Pixels
-#: are not projected. The label variable never moves: the fused cross-entropy that the code differentiates twice drops
-#: the gradient in the labels. Two quirks belong to the attacked model, so the caller chooses them: the loss applies
-#: softmax twice (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and each party's last dense
-#: layer ends in a ReLU (`output_activation=flax.linen.relu` in the model). N is 800 in the code.
+#: CAFE as the authors' published code runs it on MNIST quadrants, quirks included. It is Algorithm 4 with all steps in
+#: every iteration. V starts uniform in +-8e-4, H in [0, 0.08], data and label logits in [0, 1]. Step I is plain SGD at
+#: 5e-3; Steps II and III are `twice_corrected_adam` at 1e-2. The data's loss is 1e-2 times the squared gradient
+#: distance, plus 1e-3 times the representation distance, plus 1e-4 times the total variation while its mean per tile
+#: exceeds 25. Pixels are not projected. The label variable never moves: the fused cross-entropy that the code
+#: differentiates twice drops the gradient in the labels. Two quirks belong to the attacked model, so the caller chooses
+#: them: the loss applies softmax twice (`loss=jaxleak.objectives.double_softmax_cross_entropy` in the protocol), and
+#: each party's last dense layer ends in a ReLU (`output_activation=flax.linen.relu` in the model). N is 800 in the
+#: code.
 CAFE_UPSTREAM = CafeOptions(
     loops="single",
     switch=False,

@@ -1,8 +1,8 @@
-"""The exact CAFE engine on several devices: where its tables and the simulated parties' features live.
+"""The exact CAFE engine on several devices: where its tables and the simulated parties' features are stored.
 
 The devices share the columns of the tables, not their rows. All columns of a table solve the same N x N system, so
 conjugate gradients exchange only the scalars of their step lengths, and a round exchanges only the K rows of V that its
-batch touches. Tables divided by rows would be exchanged whole at every product of the solvers.
+batch touches. If the tables were divided by rows, every product of the solvers would exchange whole tables.
 """
 
 import math
@@ -26,7 +26,7 @@ def shard_cafe(
         plan: plan for the matrix-free solver.
         state: state before the first round, or restored from a checkpoint.
         private: x (N, P, d1), the parties' features (`models.frozen_features`).
-        mesh: a mesh with the single axis "devices", whose sharding the compiler decides, such as
+        mesh: a mesh with the single axis "devices" of type Auto (the compiler decides its sharding), such as
             `jax.sharding.Mesh(jax.devices(), ("devices",))`; every process holds the same `state` and `private`.
 
     Returns:
@@ -34,8 +34,8 @@ def shard_cafe(
         device holds the rest.
 
     Raises:
-        ValueError: if the plan factorises, the mesh has other axes or an explicit one, as `jax.make_mesh` gives unless
-            asked, or the number of devices does not divide d1 and d2.
+        ValueError: if the plan factorises, if the mesh has other axes or an explicit axis (the default of
+            `jax.make_mesh`), or if the number of devices does not divide d1 and d2.
     """
     if mesh.axis_names != (_mesh.AXIS,):
         raise ValueError(f'mesh must have the single axis "{_mesh.AXIS}", got the axes {mesh.axis_names}')

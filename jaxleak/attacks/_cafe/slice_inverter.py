@@ -20,7 +20,7 @@ from jaxleak.attacks._cafe.feature_inversion import (
 )
 from jaxleak.models import SplitModel
 
-#: Synthetic slices that the first guesses are fitted on.
+#: Number of synthetic slices on which the decoders of first guesses are fitted.
 DECODER_SLICES = 5000
 
 
@@ -46,7 +46,7 @@ class SliceInverter:
             params: the model's frozen parameters.
             options: see `FeatureInversionOptions`.
             seed: random seed of the synthetic slices that the decoders are fitted to, and of restarts.
-            mesh: devices that every chunk is divided among, and that exchange nothing; None is one device.
+            mesh: devices among which every chunk is divided, and which exchange nothing; None means one device.
 
         Raises:
             ValueError: on options or a seed out of range.
@@ -65,7 +65,7 @@ class SliceInverter:
         self._invert = jax.jit(self._invert_party if mesh is None else self._shared_out(mesh))
 
     def _in_bounds(self, images: np.ndarray) -> np.ndarray:
-        """Images in [0, 1] stretched to the bounds, so that first guesses have the contrast that samples can have."""
+        """Images in [0, 1] stretched to the bounds, if finite, so that first guesses have the contrast of samples."""
         low, high = self._bounds
         return low + (high - low) * images if math.isfinite(high - low) else images
 
@@ -122,7 +122,7 @@ def invert_slices(
     seed: int = 0,
     chunk: int = 64,
 ) -> FeatureInversionResult:
-    """Step III for all samples at once, in chunks so that memory stays bounded.
+    """Step III for all samples, in chunks so that memory stays bounded.
 
     Args:
         model: the model under attack.
@@ -131,7 +131,7 @@ def invert_slices(
         index: (N,), the samples' numbers in the private set.
         options: see `FeatureInversionOptions`.
         seed: random seed of the synthetic slices that the decoders are fitted to, and of restarts.
-        chunk: samples per compiled call, >= 1; no result depends on it.
+        chunk: samples per compiled call, >= 1; the results do not depend on it.
 
     Raises:
         ValueError: on options or a chunk out of range.
@@ -144,7 +144,7 @@ def invert_slices(
         )
     inverter = SliceInverter(model, params, options=options, seed=seed)
     chunk = min(chunk, len(h))
-    # The last chunk is padded with repeats, so that one compiled program serves all of them.
+    # The last chunk is padded with repeats, so that one compiled program serves all chunks.
     padded = np.resize(np.arange(len(h)), math.ceil(len(h) / chunk) * chunk)
     parts = [inverter(h[rows], index[rows]) for rows in padded.reshape(-1, chunk)]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(h)], *parts)

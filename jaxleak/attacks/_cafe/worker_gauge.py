@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 #: Share of a worker's samples that must agree on a value before it counts as the shifted zero.
 CROWD = 0.1
-#: Fewest samples that make a crowd, so that a worker has to have as many.
+#: Smallest number of samples that make a crowd; every worker must have at least as many.
 SMALLEST_CROWD = 3
 
 #: How closely these samples must agree, relative to the largest entry of V.

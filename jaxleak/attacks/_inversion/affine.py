@@ -1,8 +1,8 @@
-"""Images from what a layer reads of them, where that is an affine map of their pixels.
+"""Images from the inputs of a layer, if these are an affine map of the pixels.
 
-A network that flattens and scales its images has a map whose Jacobian's columns are orthogonal: every number that the
-layer reads is of one pixel alone, and images of any size are solved for pixel by pixel. Other maps are inverted by the
-singular value decomposition of the Jacobian, up to a number of pixels.
+If a network flattens and scales its images, the columns of this map's Jacobian are orthogonal: every number that the
+layer reads depends on one pixel alone. Images of any size are then solved for pixel by pixel. Other maps are inverted
+by the singular value decomposition of the Jacobian, for images of at most `LARGEST` numbers.
 """
 
 import math
@@ -11,14 +11,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-#: Most pixels of an image whose map has to be decomposed.
+#: Largest number H * W * channels of an image whose map has to be decomposed.
 LARGEST = 1024
-#: Smallest singular value of a map over its largest one, below which rounding hides what is read of some pixels.
+#: Singular value of a map, relative to the largest one, below which rounding hides what is read of some pixels.
 _INJECTIVE_ABOVE = 1e-4
-#: Relative size below which what is left of a probe is rounding.
+#: Relative size below which the remainder of a probe counts as rounding.
 _ROUNDING = 1e-4
 
-#: How far a map may be from an affine one, of what it changes from grey. Inputs rounded to 8 bits are at 0.004.
+#: Largest deviation of a map from an affine one, relative to its change from grey. 8-bit rounding deviates by 0.004.
 _BENT_BELOW = 0.01
 
 
@@ -26,7 +26,7 @@ def by_pixel(inputs: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -
     """Whether an affine map (H, W, channels) -> (k,) reads pixels one by one.
 
     Args:
-        inputs: the map, of concrete arrays.
+        inputs: the map; arrays inside it must be concrete, not traced.
         shape: (H, W, channels).
     """
 
@@ -43,7 +43,7 @@ def by_pixel(inputs: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]) -
 def images_of(
     inputs: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], observed: jax.Array, *, one_by_one: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """The images of which an affine map gives what was observed, by least squares.
+    """The images that an affine map takes to the observed values, by least squares.
 
     Args:
         inputs: the map (H, W, channels) -> (k,).
@@ -52,9 +52,9 @@ def images_of(
         one_by_one: what `by_pixel` says of the map.
 
     Returns:
-        (B, H, W, channels), and whether no other images have the same: () bool. Where other images have, those that
-        are returned are the nearest to grey. A map that is no affine one on all of [0, 1], such as one that cuts off
-        what is dark, may give the same for others.
+        The images (B, H, W, channels), and () bool: whether no other images have the same values. If others do, the
+        returned images are those nearest to grey. The bool is also False for a map that is not affine on all of [0, 1],
+        such as one that clips dark values, since it may give the same values for other images.
     """
     offset, forward, backward = _linear(inputs, shape)
     change = observed - offset
@@ -78,9 +78,9 @@ def _is_affine(
     offset: jax.Array,
     forward: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Whether black, white and random images are mapped as the linear map around grey says: () bool.
+    """Whether black, white and random images are mapped as the linear map around grey predicts: () bool.
 
-    A clamp or a ReLU is the identity around grey, and elsewhere gives the same for many images.
+    A clamp or a ReLU can be the identity around grey and still map many other images to the same values.
     """
     ends = jnp.stack([jnp.zeros(shape), jnp.ones(shape), jax.random.uniform(jax.random.key(1), shape)])
 
@@ -94,7 +94,7 @@ def _is_affine(
 def _linear(
     inputs: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array], Callable[[jax.Array], tuple[jax.Array]]]:
-    """What a grey image gives, and the linear map around it with its transpose."""
+    """The map's values at a grey image, the linear map around it, and the transpose of the linear map."""
     grey = jnp.full(shape, 0.5)
     offset, forward = jax.linearize(inputs, grey)
     return offset, forward, jax.linear_transpose(forward, grey)

@@ -1,16 +1,16 @@
-"""Parameters that give every class a row of their own, in networks without a readable last dense layer.
+"""Parameters with a row for every class, in networks without a readable last dense layer.
 
 A client that adapts a frozen head trains other parameters, such as B in the logits `W f + B (A f)` of LoRA, or a bias
-alone. Of such a leaf, with its axis of length C moved first, row c enters the logit of class c and no other, and by the
-same z(x) for every class: `d logit_c / d leaf = e_c z(x)`. For one sample under the cross-entropy the gradient is then
+alone. Move the axis of length C of such a leaf to the front. Row c then enters the logit of class c and no other, with
+the same z(x) for every class: `d logit_c / d leaf = e_c z(x)`. For one sample under the cross-entropy the gradient is
 
-    `dL/dleaf = delta z(x)^T` with `delta = softmax(logits) - onehot(y)`,
+    `dL/dleaf = delta z(x)^T` with `delta = softmax(logits) - onehot(y)`.
 
-which has the form of a dense layer's gradient, z in the place of the features. The entries of delta sum to zero, and
-that of the label alone is negative, so that its row is as long as all others together and opposite to each of them.
-z may be of any shape; of a bias it is a constant.
+This has the form of a dense layer's gradient, with z in the place of the features. The entries of delta sum to zero,
+and only the label's entry is negative. The label's row is therefore as long as all others together and opposite to each
+of them. z may have any shape; for a bias it is a constant.
 
-Which leaves are of this kind is not taken from names: products of the Jacobian with random vectors tell it.
+Leaves of this kind are found by products of the Jacobian with random vectors, not by their names.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from jaxleak._tree import named_leaves, replaced
 from jaxleak.models import Classifier
 from jaxleak.models._classifier import HeadLayer
 
-#: Relative error of the products up to which a leaf is of this kind; float32 leaves 1e-6.
+#: Relative error of the products up to which a leaf has a row for every class; float32 leaves 1e-6.
 _SAME_BELOW = 1e-4
-#: Random images at which the products are taken.
+#: Number of random images at which the products are taken.
 _IMAGES = 2
 
 
@@ -36,8 +36,8 @@ class ClassLeaf(NamedTuple):
     """One leaf with a row for every class."""
 
     name: str
-    axis: int  # which of its axes is that of the classes
-    slope: float = 0.0  # d logit_c / d leaf_c where it is one number, the same for all images: that of a bias; else 0
+    axis: int  # number of the leaf's axis over classes
+    slope: float = 0.0  # d logit_c / d leaf_c if it is one number for all images, as for a bias; else 0
 
 
 def class_leaves(model: Classifier, variables: PyTree, payload: PyTree, mode: BatchNormMode) -> tuple[ClassLeaf, ...]:
@@ -46,7 +46,7 @@ def class_leaves(model: Classifier, variables: PyTree, payload: PyTree, mode: Ba
     Args:
         model: the network.
         variables: the weights.
-        payload: a tree like the parameters, with the leaves that are looked at.
+        payload: a tree like the parameters; only the leaves that it holds are tested.
         mode: the mode of batch normalisation.
     """
     trained, classes = named_leaves(payload), model.num_classes
@@ -59,7 +59,7 @@ def class_leaves(model: Classifier, variables: PyTree, payload: PyTree, mode: Ba
     for by_image in keys:
         x = jax.random.uniform(by_image[0], (1, *model.image_shape))
         v = jax.random.normal(by_image[1], (2, classes))
-        # Like delta: what moves all logits alike changes no softmax, and need not be of this form.
+        # Entries sum to zero, as delta's do. What moves all logits alike changes no softmax, and may have any form.
         v -= v.mean(axis=1, keepdims=True)
         products = _products(model, mode, names, variables, x, v)
         found.append((np.asarray(v, np.float64), {n: np.asarray(p, np.float64) for n, p in products.items()}))
@@ -93,7 +93,7 @@ def _products(
 
 
 def _same_of_all(v: np.ndarray, products: np.ndarray) -> np.ndarray | None:
-    """z where the products (2, C, ...) are v_c z with the same z for all classes and both vectors, or None."""
+    """z if the products (2, C, ...) are v_c z with the same z for all classes and both vectors; else None."""
     z = np.tensordot(v, products, axes=2) / np.sum(v**2)
     size = np.linalg.norm(products)
     rest = np.linalg.norm(products - np.multiply.outer(v, z))
@@ -101,9 +101,9 @@ def _same_of_all(v: np.ndarray, products: np.ndarray) -> np.ndarray | None:
 
 
 def class_rows(leaves: Sequence[ClassLeaf], tree: PyTree) -> HeadLayer:
-    """The rows of all these leaves side by side, in the form of a dense layer: (F, C), and of a bias (C,).
+    """The rows of all these leaves side by side, in the form of a dense layer: a kernel (F, C) and a bias (C,) or None.
 
-    For one sample's gradient the kernel is `z delta^T`, and the bias delta.
+    For one sample's gradient the kernel is `z delta^T`, and the bias is delta.
 
     Args:
         leaves: from `class_leaves`, at least one.

@@ -1,4 +1,4 @@
-"""CMA-ES as an optimizer of the gradient-inversion engine: it asks for values of the objective, never for gradients."""
+"""CMA-ES as an optimizer of the gradient-inversion engine: it evaluates the objective, never its gradient."""
 
 import functools
 import math
@@ -13,14 +13,14 @@ from jax.flatten_util import ravel_pytree
 from jaxleak import _validate
 from jaxleak._base import PyTree
 
-#: Above so many numbers the covariance matrix is kept diagonal: its eigendecomposition costs the cube of them in every
-#: generation, and to learn it takes about their square in evaluations.
+#: Number n of variables above which the covariance matrix is kept diagonal. A full matrix needs an eigendecomposition
+#: of cost n^3 in every generation, and about n^2 evaluations to be learned.
 DIAGONAL_ABOVE = 512
 _LARGEST_POPULATION = 10**6
 
 
 class EvolutionStrategy(optax.GradientTransformationExtraArgs):
-    """An optimizer that evaluates the objective itself, by the extra arguments `value_fn` and `key`."""
+    """An optimizer that evaluates the objective itself, with the extra arguments `value_fn` and `key`."""
 
 
 def is_gradient_free(optimizer: optax.GradientTransformation) -> bool:
@@ -31,10 +31,10 @@ def is_gradient_free(optimizer: optax.GradientTransformation) -> bool:
 def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStrategy:
     """CMA-ES (Hansen 2016, arXiv:1604.00772) in the form of an optax optimizer; evosax computes it.
 
-    The variables are the mean of the search distribution, which is also what it recommends. An update draws a
-    population around it, evaluates `value_fn` at every member, and moves mean, step size and covariance. No gradients
-    are computed. A member whose value is not finite ranks last. Beyond `DIAGONAL_ABOVE` numbers the covariance is
-    diagonal (sep-CMA-ES, Ros & Hansen 2008).
+    The variables are the mean of the search distribution, which is also the answer that CMA-ES recommends. An update
+    draws a population around the mean, evaluates `value_fn` at every member, and updates mean, step size and
+    covariance. No gradients are computed. A member whose value is not finite ranks last. Above `DIAGONAL_ABOVE` numbers
+    the covariance is diagonal (sep-CMA-ES, Ros & Hansen 2008).
 
     Args:
         population: members per generation, in [2, 1e6]; None takes 4 + floor(3 ln n) for n numbers (Hansen 2016,
@@ -56,9 +56,9 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
     def init(variables: PyTree) -> Any:
         mean, _ = ravel_pytree(variables)
         strategy, params = _strategy(mean.size, population, sigma)
-        # Nothing draws from this key: evosax's signature asks for one.
+        # Nothing is drawn with this key; evosax's signature requires one.
         state = strategy.init(jax.random.key(0), mean, params)
-        return state.replace(best_solution=mean)  # NaN there
+        return state.replace(best_solution=mean)  # evosax leaves NaN there
 
     def update(
         gradient: PyTree, state: Any, variables: PyTree = None, *, value_fn: Any, key: jax.Array, **_: Any
@@ -67,9 +67,9 @@ def cma_es(*, population: int | None = None, sigma: float = 0.5) -> EvolutionStr
         mean, restore = ravel_pytree(variables)
         strategy, params = _strategy(mean.size, population, sigma)
         ask_key, tell_key = jax.random.split(key)
-        # The engine may have projected the variables, so they count and not the mean that the state remembers.
+        # The engine may have projected the variables, so they replace the mean in the state.
         members, state = strategy.ask(ask_key, state.replace(mean=mean), params)
-        # On CPU one after the other is as fast, and needs the memory of one gradient only.
+        # On a CPU, members one after the other are as fast, and need the memory of one gradient only.
         at_once = None if jax.default_backend() == "cpu" else len(members)
         values = jax.lax.map(lambda member: value_fn(restore(member)), members, batch_size=at_once)
         values = jnp.where(jnp.isfinite(values), values, jnp.inf)
@@ -84,7 +84,7 @@ def _strategy(size: int, population: int | None, sigma: float) -> tuple[Any, Any
     algorithms = evosax()
     members = population or 4 + int(3 * math.log(size))
     kind = algorithms.CMA_ES if size <= DIAGONAL_ABOVE else algorithms.Sep_CMA_ES
-    # Kept from call to call, so its constants must not be values of the trace that happens to be first.
+    # The result is cached across calls, so its constants must not be values of the first call's trace.
     with jax.ensure_compile_time_eval():
         strategy = kind(population_size=members, solution=jnp.zeros(size))
         params = strategy.default_params
@@ -92,7 +92,7 @@ def _strategy(size: int, population: int | None, sigma: float) -> tuple[Any, Any
 
 
 def evosax() -> ModuleType:
-    """The library's algorithms.
+    """The module of algorithms of evosax.
 
     Raises:
         ImportError: if it is not installed; the message names the package.

@@ -1,4 +1,4 @@
-"""The median filter that FedLeak's public code ends with."""
+"""The median filter with which FedLeak's public code ends."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ _REACH = 2
 
 
 def median_5x5(x: jax.Array) -> jax.Array:
-    """The median of each pixel's 5x5 neighbourhood, channel by channel; images are mirrored at the edge's pixels.
+    """The median of each pixel's 5x5 neighbourhood, channel by channel; images are mirrored at their edge pixels.
 
     Args:
         x: (B, H, W, C), H and W at least 2.

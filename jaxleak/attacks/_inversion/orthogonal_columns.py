@@ -1,4 +1,4 @@
-"""Factors of the gradient of a dense layer, and vectors that are orthogonal to as many rows of one as possible."""
+"""Factors of a dense layer's gradient, and vectors orthogonal to as many rows of the left factor as possible."""
 
 import math
 from typing import NamedTuple
@@ -10,19 +10,19 @@ from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
 from jaxleak.models import Classifier
 
-#: Sines up to which rows count as nearly orthogonal: at the beginning of a descent, between these, and at its end.
+#: Sines up to which rows count as nearly orthogonal: the range of the first one in a descent, and the last one.
 _FIRST_WIDTHS, _LAST_WIDTH = (0.05, 0.5), 1e-3
-#: Sine of the angle below which an output's row is orthogonal to a column that was drawn, or below which a column
-#: depends on others.
+#: Sine of the angle below which an output's row counts as orthogonal to a drawn column, and sine of the angle below
+#: which a column counts as dependent on others.
 _NEARLY, DEPENDENT = 3e-3, 1e-2
-#: Relative size below which outputs are off for all images, and singular values are those of rounding.
+#: Relative size below which an output counts as off for all images, and one below which a singular value is rounding.
 _OFF, _ROUNDING = 1e-6, 3e-6
-#: Times that outputs are weighted anew by how far they are from zero, and the sine of the angle of rounding there.
+#: How often outputs are weighted anew by how far they are from zero, and the sine of the angle of rounding there.
 _REWEIGHTED, _NOISE = 4, 1e-5
 
 
 class Factors(NamedTuple):
-    """The layer's gradient in factors, for the outputs that any image turns on."""
+    """Factors of the layer's gradient, for the outputs that at least one image turns on."""
 
     left: jax.Array  # (m, B) orthonormal columns
     right: jax.Array  # (B, k), so that left @ right is the kernel's gradient (m, k)
@@ -55,10 +55,10 @@ def factors_of(model: Classifier, payload: PyTree, layer: str, batch_size: int) 
 
 
 def drawn_columns(factors: Factors, key: jax.Array, reweighted: int, *, draws: int) -> tuple[jax.Array, jax.Array]:
-    """Unit vectors (draws, B), and to how many live rows each is orthogonal (draws,).
+    """Unit vectors (draws, B), and the number (draws,) of live rows to which each is orthogonal.
 
-    Each begins as the vector orthogonal to B - 1 drawn rows. Where these leave more than one, and nothing is
-    reweighted, the number is -1.
+    Each vector begins as the one orthogonal to B - 1 drawn rows. If these rows leave more than one such vector and
+    `reweighted` is 0, the number is -1.
     """
     outputs, size = factors.left.shape
     directions = factors.directions
@@ -84,9 +84,10 @@ def drawn_columns(factors: Factors, key: jax.Array, reweighted: int, *, draws: i
 
 
 def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The layer's inputs (B, k), and the loss gradients (B, m) at its outputs, of which those are zero that are off.
+    """The layer's inputs (B, k), and the loss gradients (B, m) at its outputs, which are zero for outputs that are off.
 
-    A few that are off by mistake count little: each counts the less, the further it is from zero.
+    A few outputs that are marked as off by mistake do little harm: an output counts the less, the further it is from
+    zero.
     """
 
     def orthogonal(weights: jax.Array) -> jax.Array:  # (B, m) -> (B, B), by rows
@@ -103,5 +104,5 @@ def solution(factors: Factors, off: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def off_by(factors: Factors, columns: jax.Array) -> jax.Array:
-    """(B, m) bool, outputs that are off by the columns (B, B), but may be so by chance."""
+    """(B, m) bool, outputs that are off according to the columns (B, B), some of them perhaps by chance."""
     return (jnp.abs(columns @ factors.directions.T) < _NEARLY) & factors.live

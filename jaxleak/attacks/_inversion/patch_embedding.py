@@ -1,11 +1,11 @@
 """The image behind one gradient of a vision transformer, in closed form.
 
 A learned position embedding is added to every token, so its gradient is that of the tokens, d_t. The patches p_t enter
-by one linear layer, whose kernel has the gradient sum_t p_t d_t^T. Both are in the update, and with no more tokens than
-the width the second is a system of linear equations for the patches. That position embeddings give the gradient of the
-tokens away is from J. Lu et al., *APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers*, CVPR 2022, who
-solve for the input of the first attention instead. Where some directions stay open, the smoothest image among the
-solutions is taken.
+by one linear layer, whose kernel has the gradient sum_t p_t d_t^T. Both gradients are in the update. If there are no
+more tokens than the width, the second one is a system of linear equations for the patches. J. Lu et al., *APRIL:
+Finding the Achilles' Heel on Privacy for Vision Transformers*, CVPR 2022, show that position embeddings give the
+gradient of the tokens away; they solve for the input of the first attention instead. If the equations leave some
+directions open, the smoothest image among the solutions is taken.
 """
 
 import math
@@ -24,11 +24,12 @@ from jaxleak.models import Classifier
 
 #: Relative misfit of the linear system above which the update is not the gradient of one image.
 CONSISTENT_BELOW = 1e-4
-#: Distance of a pixel from [0, 1] above which an answer is no image: rounding where a token's gradient is nearly zero.
+#: Distance of a pixel from [0, 1] above which an answer is no image. Rounding may cause a smaller one where a token's
+#: gradient is nearly zero.
 OUTSIDE_BELOW = 0.1
-#: Share of the directions that the equations must fix for an answer: smoothness fills the others.
+#: Share of the directions that the equations must fix for an answer; smoothness decides the others.
 FIXED_ABOVE = 0.95
-#: A position embedding may have so many rows besides those of the patches: class, distillation and register tokens.
+#: Largest number of rows of a position embedding besides those of patches: class, distillation and register tokens.
 _OTHER_TOKENS = 16
 #: Steps of conjugate gradients towards the smoothest image among the solutions.
 _SMOOTHING_STEPS = 200
@@ -56,24 +57,24 @@ class PatchEmbeddingState(NamedTuple):
 
     x: jax.Array  # (H, W, c)
     misfit: jax.Array  # () relative
-    fixed: jax.Array  # () share of the directions that the equations fix: 1 where tokens' gradients are independent
+    fixed: jax.Array  # () share of the directions that the equations fix: 1 if the tokens' gradients are independent
     outside: jax.Array  # () how far pixels lie outside of [0, 1]
 
 
 def patch_embedding(model: Classifier, *, batch_size: int = 1) -> Attack:
     """Solve for the patches of one image (FedSGD, a single sample); no iterations, no labels.
 
-    Needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing else. Which
-    leaf is the position embedding is not taken from its name: it is the one that solves the equations. The attack says
-    that it has no answer (`answered`) when the equations disagree (`gradient_matched`), as those of several local steps
-    or of noisy updates do, when the solution is no image in [0, 1], or when they leave more than a twentieth of the
-    directions open, as with many more tokens than the width. What they leave open is filled by the smoothest image. The
-    label is that of the rule "bias_rule", or of "longest_column" where the head has no bias. Both are exact here, the
+    The attack needs the gradients of the position embedding, of the patch embedding's kernel and of the head, nothing
+    else. The position embedding is not found by its name: it is the leaf that solves the equations. The attack says
+    that it has no answer (`answered`) in three cases: if the equations disagree (`gradient_matched`), as after several
+    local steps or with noise; if the solution is no image in [0, 1]; or if the equations leave more than a twentieth of
+    the directions open, as with many more tokens than the width. Open directions are filled by the smoothest image. The
+    label is that of the rule "bias_rule", or of "longest_column" if the head has no bias. Both are exact here, the
     latter from three classes on.
 
     Args:
-        model: any network that reads patches which do not overlap by one linear layer, and adds a learned position
-            embedding to what it computes, such as `models.vit` or a transformer of another framework.
+        model: any network that reads non-overlapping patches by one linear layer and adds a learned position embedding
+            to this layer's outputs, such as `models.vit` or a transformer of another framework.
         batch_size: 1; gradients of several images add up in the position embedding.
 
     Returns:
@@ -130,7 +131,7 @@ def _rows(leaf: jax.Array, where: Position, tokens: int) -> jax.Array:
 
 
 def _patch_layer(model: Classifier) -> PatchLayer:
-    """The layer whose rows are as many numbers as the image, with the leaves of as many rows as it has tokens."""
+    """The layer whose rows hold as many numbers as the image, and the leaves that have a row for each of its tokens."""
     leaves = named_leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])
     sizes = sizes_of_rows(model, 1)
     for kernel, (tokens, entries) in sizes.items():
@@ -151,12 +152,12 @@ def _patch_layer(model: Classifier) -> PatchLayer:
 
 
 def _image_of(model: Classifier, layer: PatchLayer) -> Callable[[jax.Array], jax.Array]:
-    """From patches (T, p p c), as the layer reads them, to the image (H, W, c)."""
+    """A function from patches (T, p p c), as the layer reads them, to the image (H, W, c)."""
     # What the first linear layer reads depends on no parameter.
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _shapes(model))
     grey = jnp.zeros(model.image_shape)
     reads = jax.jit(lambda x: model.rows(variables, x[None], mode="eval")[layer.kernel])
-    offset, forward = jax.linearize(reads, grey)  # as one program, else every layer in front runs by itself
+    offset, forward = jax.linearize(reads, grey)  # one program; else every layer in front is run by itself
     (sizes,) = jax.linear_transpose(forward, grey)(forward(jnp.ones_like(grey)))
 
     @jax.jit
@@ -177,7 +178,7 @@ def _shapes(model: Classifier) -> Any:
 def _solve(
     token_gradients: jax.Array, kernel_gradient: jax.Array, image_of: Callable[[jax.Array], jax.Array]
 ) -> PatchEmbeddingState:
-    """The image of the patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and how much of it they fix."""
+    """The image of the patches P (T, m) with D^T P = G^T for D (T, d) and G (m, d), and how much of it this fixes."""
     sizes = jnp.linalg.norm(token_gradients, axis=1, keepdims=True) + jnp.finfo(jnp.float32).tiny
     tokens, width = token_gradients.shape
     left, values, right = jnp.linalg.svd(token_gradients / sizes)
@@ -190,11 +191,11 @@ def _solve(
         return left[:, : len(inverse)] @ seen / sizes
 
     patches = least_squares(kernel_gradient)
-    # Once more for what rounding left.
+    # A second solve for the remainder that rounding left.
     patches += least_squares(kernel_gradient - patches.T @ token_gradients)
 
     def along(change: jax.Array) -> jax.Array:
-        # A change of what the equations fix is multiplied by zero, so that conjugate gradients never leaves the rest.
+        # Changes in directions that the equations fix are multiplied by zero; conjugate gradients move only the others.
         return left @ jnp.where(kept[:, None], 0, change) / sizes
 
     def roughness(change: jax.Array) -> jax.Array:

@@ -2,9 +2,9 @@
 
 For one sample, a dense layer u = W^T h + b has the gradients db = dL/du and dW = h db^T, so its inputs are h = dW db /
 |db|^2 whatever lies above, and dL/dh = W db is known as well. The gradients of the layers below are then those of the
-scalar product <h(x), dL/dh>: no labels, no loss and no upper layers are left, and h itself is one more equation. That a
-dense layer gives its inputs away is from Aono et al., *Privacy-preserving deep learning via additively homomorphic
-encryption*, 2017; to go on below with what it leaves is ours.
+scalar product <h(x), dL/dh>: labels, loss and upper layers no longer matter, and h itself is one more equation. Aono et
+al., *Privacy-preserving deep learning via additively homomorphic encryption*, 2017, show that a dense layer gives its
+inputs away. Inverting the layers below from h and dL/dh is ours.
 """
 
 import math
@@ -65,10 +65,10 @@ def dense_inputs(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Ar
 
 
 def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> float:
-    """How far the kernel's gradient of a dense layer is from `h db^T`, relative to its norm; 0 in theory if B = 1.
+    """How far a dense kernel's gradient is from `h db^T`, relative to the gradient's norm; 0 in theory if B = 1.
 
-    Every loss gives one sample's gradient this form, and so does everything that a client does to the layers above. A
-    second sample, noise and rounding to few values do not.
+    One sample's gradient has this form for every loss, whatever a client does to the layers above. A second sample,
+    noise or rounding to few values destroys the form.
 
     Args:
         model: the network.
@@ -78,11 +78,11 @@ def misfit_of_one_sample(model: Classifier, payload: PyTree, layer: str) -> floa
     gradients = named_leaves(payload)
     kernel, db = model.matrix(layer, gradients[layer]), _bias(model, gradients, layer)
     rest, size = kernel - jnp.outer(dense_inputs(kernel, db), db), float(jnp.linalg.norm(kernel))
-    return float(jnp.linalg.norm(rest)) / size if size else 0.0  # the product of inputs that are all zero
+    return float(jnp.linalg.norm(rest)) / size if size else 0.0  # a kernel's gradient is zero if all inputs are
 
 
 def _bias(model: Classifier, leaves: dict[str, jax.Array], layer: str) -> jax.Array:
-    """The layer's bias (m,), which for one output may be stored as a number."""
+    """The leaf of the layer's bias as (m,); a single output's bias may be stored as a number."""
     return leaves[model.bias_of(layer)].reshape(-1)
 
 
@@ -93,11 +93,11 @@ def peel(model: Classifier, observation: Observation, *, batch_norm: BatchNormMo
         model: the network.
         observation: with params and payload of one sample and one local step.
         batch_norm: mode of the client's normalisation.
-        key: random key of the image on which the cut is tried.
+        key: random key of the image on which cuts are tested.
 
     Returns:
-        None where no dense layer has a bias whose gradient has an entry other than zero, or where none is a cut: what
-        the layers below it compute reaches the layers above past its inputs.
+        The network below that layer. None if no dense layer has a bias with a nonzero gradient, or if none of them is a
+        cut: for each, results of the layers below also reach the layers above on a path around its inputs.
     """
     variables, payload = observation.params, observation.payload
     gradients = named_leaves(payload)
@@ -131,9 +131,9 @@ def _cut(
 def _below(
     model: Classifier, variables: PyTree, layer: str, mode: BatchNormMode, key: jax.Array
 ) -> tuple[str, ...] | None:
-    """The leaves that the layer's inputs depend on, if these reach the loss through the layer's inputs only.
+    """The leaves on which the layer's inputs depend, or None if they also reach the loss around these inputs.
 
-    A branch beside the layer that has leaves of its own makes the equations of these leaves no less true.
+    A parallel branch with leaves of its own does no harm: the equations of the leaves below the layer stay true.
     """
     x = jax.random.uniform(key, (1, *model.image_shape))
 
@@ -158,7 +158,7 @@ def _below(
 
 
 def _truncated(model: Classifier, layer: str, below: tuple[str, ...], observed: PyTree) -> Classifier:
-    """The network up to the inputs of `layer`; parameters by name, and the rest of them as in `observed`."""
+    """The network up to the inputs of `layer`, with parameters by name; missing ones are as in `observed`."""
     names = list(named_leaves(observed["params"]))
     structure = jax.tree.structure(observed["params"])
 
@@ -186,14 +186,14 @@ def _truncated(model: Classifier, layer: str, below: tuple[str, ...], observed: 
 
 
 def affine_solution(peeled: Peeled) -> jax.Array | None:
-    """The image (H, W, channels) whose inputs of the layer were observed, where they are an affine map of the image.
+    """The image (H, W, channels) behind the observed inputs of the layer, if they are an affine map of the image.
 
     Args:
         peeled: what `peel` returned.
 
     Returns:
-        The only image with these inputs, or None where there are others, the map is not affine or is too large to
-        invert.
+        The only image with these inputs, or None if other images have them too, or the map is not affine or too large
+        to invert.
     """
     model, seen = peeled.model, peeled.observation
     shape = model.image_shape

@@ -1,8 +1,8 @@
 """A small convolutional auto-encoder of public images: the prior of generative gradient inversion (GGL, ROG).
 
-Its training images are a grant of their own. They are no part of a round, so that no `jaxleak.threats.Threat` can give
-them: whoever runs the attack passes them in here, says where they come from, and answers for it that none of them is
-the victim's. Nothing in this module sees a payload, a label, or private data.
+The training images are additional knowledge of the attacker. They are no part of a round, so no
+`jaxleak.threats.Threat` can grant them. Whoever runs the attack passes them in here, says where they come from, and is
+responsible that none of them is the victim's. Nothing in this module sees a payload, a label, or private data.
 """
 
 import math
@@ -20,9 +20,9 @@ from jaxleak._base import PyTree
 from jaxleak._jitted import jitted_for_few
 from jaxleak.models import conv2d
 
-#: Sides in pixels that the architecture is made for.
+#: Smallest and largest side of an image, in pixels, for which the architecture is made.
 SMALLEST, LARGEST = 4, 224
-#: Side of the feature map that a code is expanded to before it is doubled.
+#: Largest side of the feature map to which the decoder expands a code, before it doubles the sides.
 _COARSE = 4
 
 
@@ -39,7 +39,7 @@ class _Conv(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """Images (B, H, W, C) to mean and log-variance of their codes, each (B, latent_size)."""
+    """Map images (B, H, W, C) to mean and log-variance of their codes, each (B, latent_size)."""
 
     latent_size: int
     channels: int
@@ -54,7 +54,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Codes (B, latent_size) to images (B, H, W, C) in (0, 1); smooth, so that second derivatives are of use."""
+    """Map codes (B, latent_size) to images (B, H, W, C) in (0, 1); smooth, so that second derivatives are useful."""
 
     image_shape: tuple[int, ...]
     channels: int
@@ -72,7 +72,7 @@ class _Decoder(nn.Module):
 
 
 class _Enhancer(nn.Module):
-    """Adds to images what the auto-encoder tends to lose; starts as the identity."""
+    """Add to images what the auto-encoder tends to lose; the network starts as the identity."""
 
     channels: int
 
@@ -86,15 +86,15 @@ class _Enhancer(nn.Module):
 class PublicGenerator:
     """A trained generator. Its codes are standardised: over the public images each has mean 0 and variance 1.
 
-    Equal to nothing but itself, so that an attack that was compiled for one generator is never taken for another's.
+    A generator equals nothing but itself, so an attack that was compiled for one generator is never used for another.
     """
 
     params: PyTree = field(repr=False)  # "decoder", "enhancer"
-    mean: jax.Array = field(repr=False)  # (latent_size,) of the decoder's codes
-    scale: jax.Array = field(repr=False)  # (latent_size,)
+    mean: jax.Array = field(repr=False)  # (latent_size,) mean of the decoder's codes
+    scale: jax.Array = field(repr=False)  # (latent_size,) standard deviation of these codes
     image_shape: tuple[int, ...]  # (H, W, C)
     channels: int
-    losses: np.ndarray = field(repr=False)  # (epochs, 2) error per pixel, squared: decoded, enhanced
+    losses: np.ndarray = field(repr=False)  # (epochs, 2) squared error per pixel: decoded, enhanced
 
     @property
     def latent_size(self) -> int:
@@ -102,12 +102,12 @@ class PublicGenerator:
         return self.mean.shape[0]
 
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Images (B, H, W, C) in [0, 1] of standardised codes (B, latent_size)."""
+        """Images (B, H, W, C) in [0, 1] for standardised codes (B, latent_size)."""
         net = _Decoder(self.image_shape, self.channels, _stages(self.image_shape))
         return _apply(net, self.params["decoder"], self.mean + self.scale * z)
 
     def enhance(self, x: jax.Array) -> jax.Array:
-        """Sharper images of the generator's images; (B, H, W, C) in [0, 1], both."""
+        """Sharpen the generator's images; input and output are (B, H, W, C) in [0, 1]."""
         return jnp.clip(_apply(_Enhancer(self.channels), self.params["enhancer"], x), 0, 1)
 
 
@@ -123,20 +123,20 @@ def train_generator(
     noise: float = 0.3,
     channels: int = 16,
 ) -> PublicGenerator:
-    """Train an auto-encoder, then the network that enhances its output, on public images. One compiled scan each.
+    """Train an auto-encoder, then the network that enhances its output, on public images. Each is one compiled scan.
 
     Args:
         key: random key of weights, order and noise; equal keys give equal generators.
         images: (N, H, W, C) in [0, 1], H and W from 4 to 224; none of them the victim's.
         latent_size: numbers per code, > 0.
-        epochs: passes over the images, of each network, > 0.
-        batch_size: > 0; at most N are taken.
+        epochs: passes of each network over the images, > 0.
+        batch_size: images per batch, > 0; at most N are taken.
         learning_rate: where Adam's cosine decay starts, > 0.
-        kl: weight of the divergence of the codes from a standard normal beside the squared error, both summed per
-            image, >= 0. With 0 it is a plain auto-encoder (ROG), else a variational one (Kingma & Welling 2014), whose
-            codes cover the space that a search walks through (GGL).
-        noise: the enhancer learns on codes with so much Gaussian noise, in units of their spread, >= 0: a code that
-            was found from a gradient is not the one that the encoder gives.
+        kl: weight of the codes' divergence from a standard normal relative to the squared error, both summed per image,
+            >= 0. With 0 the network is a plain auto-encoder (ROG), else a variational one (Kingma & Welling 2014),
+            whose codes cover the space that a search explores (GGL).
+        noise: standard deviation of the Gaussian noise on the codes on which the enhancer learns, in units of the
+            codes' spread, >= 0: a code that was found from a gradient is not the one that the encoder gives.
         channels: width of the layers, > 0.
 
     Raises:
@@ -198,7 +198,7 @@ def _train(
     batches = images[: len(images) // size * size].reshape(-1, size, *image_shape)
     means, log_variances = jax.lax.map(lambda x: _apply(encoder, params["encoder"], x), batches)
     variance = means.var(axis=(0, 1)) + (jnp.exp(log_variances).mean(axis=(0, 1)) if kl else 0.0)
-    # A code that never varies means nothing to the decoder; dividing by its spread would be dividing by zero.
+    # An entry of the codes that never varies means nothing to the decoder, and its spread must not be a divisor.
     mean, scale = means.mean(axis=(0, 1)), jnp.sqrt(jnp.maximum(variance, 1e-6))
 
     def enhancement(enhancing: PyTree, key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:

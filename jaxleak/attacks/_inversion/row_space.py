@@ -28,7 +28,7 @@ from jaxleak.objectives import row_space_distance
 #: A layer is informative if its centred rows span at most this share of their space.
 LARGEST_SHARE = 0.5
 
-#: Below this distance the row spaces count as matched. This is a convention: the ridge leaves .009 at the truth,
+#: Distance below which the row spaces count as matched. The value is a convention: the ridge leaves .009 at the truth,
 #: answers of SSIM .97 had up to .017, tinted ones .03 and .06, misses .15.
 ROWS_MATCHED_BELOW = 0.02
 #: A constant added to a layer's outputs counts as having no effect if it changes the logits by less than this share of
@@ -96,13 +96,13 @@ def informative_layers(model: Classifier, plan: RowSpaces, batch_size: int) -> t
 def normalised_layers(
     model: Classifier, layers: tuple[str, ...], mode: BatchNormMode, batch_size: int
 ) -> frozenset[str]:
-    """Which of these layers have outputs that batch statistics centre, so that the gradients at them sum to zero.
+    """Which of these layers have outputs that batch statistics centre, so that the gradients there sum to zero.
 
-    A number that is added to an output everywhere then changes nothing behind it, whereas another sign of the kernel
-    does. The layer's rows are fewer than its inputs, so that some change of the kernel adds that number to all of them.
-    The changes are made in the model's initial weights, on random images. Leaves of zeros, with which heads and the
-    ends of residual branches often begin, would hide what is below them, and get random numbers. A layer without any
-    effect counts as not normalised: the distance is then zero at the truth in either case, and only says less.
+    Behind such a layer, adding a number to an output everywhere changes nothing, whereas reversing the kernel's sign
+    does. The layer has fewer rows than inputs, so some change of the kernel adds this number in all rows. Both changes
+    are made in the model's initial weights, on random images. Leaves of zeros, with which heads and the ends of
+    residual branches often begin, would hide the layers below, so they get random numbers. A layer without any effect
+    counts as not normalised: the distance is then zero at the truth in either case, and only says less.
     """
     if not model.mixes_images(mode):
         return frozenset()
@@ -113,7 +113,7 @@ def normalised_layers(
         return model.apply(variables, x, mode=mode).logits, {name: rows[name] for name in layers}
 
     centred = set()
-    with jax.ensure_compile_time_eval():  # where an attack is made inside of a compiled function, too
+    with jax.ensure_compile_time_eval():  # an attack may be built inside of a compiled function
         initial = jax.jit(model.init)(jax.random.key(0))
         variables = {**initial, "params": _without_zeros(initial["params"])}
         x = jax.random.uniform(jax.random.key(1), (batch_size, *model.image_shape))
@@ -147,10 +147,10 @@ def _without_zeros(params: PyTree) -> PyTree:
 def distance_of_rows(
     model: Classifier, plan: RowSpaces, layers: tuple[str, ...], mode: BatchNormMode, batch_size: int
 ) -> Callable[[PyTree, PyTree, jax.Array, Sharpness], jax.Array]:
-    """Mean of `row_space_distance` over such layers, from variables, payload, images and sharpness."""
+    """Function from variables, payload, images and sharpness to the mean `row_space_distance` over these layers."""
 
     def distance(variables: PyTree, payload: PyTree, x: jax.Array, sharpness: Sharpness) -> jax.Array:
-        normalised = normalised_layers(model, layers, mode, batch_size)  # which takes seconds, and once
+        normalised = normalised_layers(model, layers, mode, batch_size)  # cached; the first call takes seconds
         rows = model.rows(variables, x, mode=mode, sharpness=sharpness)
         total = jnp.zeros(())
         for name in layers:

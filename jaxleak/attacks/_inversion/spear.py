@@ -1,15 +1,15 @@
 """All images of a batch from the gradient of a first layer that is dense and followed by ReLUs.
 
-With inputs H (B, k) and the loss gradients D (B, m) at its outputs, the layer's kernel has the gradient H^T D, of rank
-B. Any two factors of it are H and D but for an invertible matrix Q (B, B). ReLUs that are off make about half of the
-entries of D zero, and only the right columns of Q do that. The bias's gradient, the sum of D's rows, gives the columns
-their lengths. This is SPEAR (Dimitrov, Baader, Müller and Vechev, *SPEAR: Exact Gradient Inversion of Batches in
-Federated Learning*, NeurIPS 2024). SPEAR draws B - 1 outputs: where all of them are off for one image, the vector that
-is orthogonal to their rows is that image's column, so that the draws double with every image. Here (ours) each such
-vector is the start of a descent to a vector that is orthogonal to as many rows as possible, by least squares whose
-weights grow where a row is nearly orthogonal. A column is then found by one draw of ten to a hundred.
+Let H (B, k) be the layer's inputs and D (B, m) the loss gradients at its outputs. The layer's kernel has the gradient
+H^T D, of rank B. Any two factors of it are H and D up to an invertible matrix Q (B, B). ReLUs that are off make about
+half of the entries of D zero, and only the right columns of Q do that. The bias's gradient, the sum of D's rows, gives
+the columns their lengths. This is SPEAR (Dimitrov, Baader, Müller and Vechev, *SPEAR: Exact Gradient Inversion of
+Batches in Federated Learning*, NeurIPS 2024). SPEAR draws B - 1 outputs. If all of them are off for one image, the
+vector orthogonal to their rows is that image's column, so the number of draws doubles with every image. Here (ours)
+each such vector is the start of a descent to a vector that is orthogonal to as many rows as possible. The descent is
+least squares with weights that grow where a row is nearly orthogonal. One draw in ten to a hundred then finds a column.
 
-Labels are read off D, which is exact: of every class, the gradient that one image would have is compared with its row.
+Labels are read off D, which is exact: an image's row is compared with the gradient that each label would give it.
 """
 
 import functools
@@ -38,16 +38,17 @@ from jaxleak.models import Classifier
 
 #: Largest batch that is tried.
 LARGEST_BATCH = 64
-#: Draws of one iteration, and how many iterations `spear` makes by default.
+#: Number of draws per iteration, and default number of iterations of `spear`.
 _DRAWS, SPEAR_ITERATIONS = 512, 64
-#: Sine of the angle below which an output's row is orthogonal to a column that was solved for by all such rows.
+#: Sine of the angle below which an output's row counts as orthogonal to a column that all such rows determined.
 _ZERO = 1e-4
-#: Share of the outputs of all images, below which the columns are the right ones, that are on where D has no entry, or
-#: off where it has one: an output that is zero but for rounding may be either.
+#: Share of the outputs of all images below which the columns count as right. It is the share of outputs that are on
+#: where D is zero, or off where D is not: an output that is zero up to rounding may be either.
 SOLVED_BELOW = 0.01
-#: Share of a single image's outputs that may be so where no loss confirms it, and how many outputs that takes at least.
+#: Share of a single image's outputs that may disagree with D in this way if no loss confirms the solution, and the
+#: smallest number of outputs for this test.
 _WRONG_OF_A_SAMPLE, _OUTPUTS = 0.05, 24
-#: Relative misfit of the whole update below which the images are answered.
+#: Relative misfit of the whole update below which the attack answers.
 MISFIT_BELOW = 1e-4
 #: Relative misfit on random images below which the layer's inputs are an affine map of the image.
 _AFFINE_BELOW = 1e-4
@@ -57,16 +58,16 @@ class DenseLayer(NamedTuple):
     """A dense layer that reads an affine map of the image."""
 
     kernel: str  # name of the kernel
-    one_by_one: bool  # whether each of its inputs is of one pixel
+    one_by_one: bool  # whether each of its inputs depends on one pixel
 
 
 class SpearState(NamedTuple):
-    """The best columns so far, B of them, independent, with as many zeros as possible."""
+    """The best columns so far: at most B independent ones with as many zeros as possible."""
 
-    columns: jax.Array  # (B, B) unit vectors by rows, zeros for those that are not found
-    zeros: jax.Array  # (B,) int32, outputs that are off by each column; -1 for those that are not found
-    wrong: jax.Array  # () share of outputs whose ReLU is not on or off as the columns say
-    factors: Factors  # made of the first observation
+    columns: jax.Array  # (B, B) unit vectors as rows, zeros for those that are not found
+    zeros: jax.Array  # (B,) int32, number of outputs that are off according to each column; -1 if it is not found
+    wrong: jax.Array  # () share of outputs whose ReLU contradicts the columns
+    factors: Factors  # computed from the first observation
 
 
 def spear(
@@ -79,24 +80,24 @@ def spear(
 ) -> Attack:
     """Solve for all images and labels of a batch (FedSGD) behind a first layer that is dense and followed by ReLUs.
 
-    The answer is exact but for rounding, or there is none (`answered`). It needs no fewer inputs of the layer than
-    images, several times as many outputs, images that each turn on outputs of the layer and do so in different ways,
-    and an update without noise.
+    The answer is exact up to rounding, or there is none (`answered`). The layer needs at least as many inputs as there
+    are images, and several times as many outputs. Every image must turn on some outputs, in a pattern of its own. The
+    update must have no noise.
 
     Args:
         model: a network whose first dense layer has a bias and reads an affine map of the image, such as `models.mlp`
             on an image or on the row of a table. Layers behind it may be any.
         share: what the client ran, a `protocols.ClientShare` of one step on one batch.
         batch_size: B, in [2, 64].
-        draws: subsets of outputs that are drawn at the most, > 0.
-        reweighted: steps of the descent from each of them, >= 0; with 0 it is SPEAR as printed, which needs about
+        draws: largest number of subsets of outputs that are drawn, > 0.
+        reweighted: steps of the descent from each draw, >= 0; 0 gives SPEAR as printed, which needs about
             `2^(B - 1) (log(B) + 3)` draws.
 
     Returns:
-        An `Attack`. Its info holds `distance`, the share of outputs whose ReLU is not as the solution says, and
-        `found`, the number of independent columns. The score is the relative misfit of the whole update;
-        `gradient_matched` says whether it is that of rounding alone, and `answered` is the same but where other
-        images give the layer the same inputs. Without a solution all images are grey and all labels -1.
+        An `Attack`. Its info holds `distance`, the share of outputs whose ReLU contradicts the solution, and `found`,
+        the number of independent columns. The score is the relative misfit of the whole update. `answered` and
+        `gradient_matched` are equal: they say whether this misfit is rounding alone and no other images give the layer
+        the same inputs. Without a solution all images are grey and all labels -1.
 
     Raises:
         ValueError: on a batch size or a number of draws out of range, a client of several steps or clients, a network
@@ -156,7 +157,7 @@ def spear(
         seen = require(observation, reads)
         variables, payload = seen.params, seen.payload
         x, _, d, unique = _images(model, share.batch_norm, variables, dense, state)
-        # Wrong columns have an arbitrary solution, which may be huge; grey says nothing.
+        # Wrong columns have an arbitrary solution, which may be huge; a grey image claims nothing.
         solved = state.wrong < SOLVED_BELOW
         x = jnp.where(solved & jnp.isfinite(x), x, 0.5)
         y = jnp.where(solved, _labels(model, share, variables, layer, x, d), -1)
@@ -169,22 +170,22 @@ def spear(
 
 
 class ImagesWithoutLoss(NamedTuple):
-    """The images of a solution, and what speaks for them without a loss and labels."""
+    """The images of a solution, and the evidence for them that needs neither a loss nor labels."""
 
     x: jax.Array  # (B, H, W, channels)
-    certain: jax.Array  # (B,) bool, whether the ReLUs leave no other image in the place of each
-    dimmer: jax.Array  # (B,) bool, whether half as bright it would turn on the same outputs
-    misfit: jax.Array  # () relative misfit of the layer's gradient, the larger one of its kernel's and its bias's
+    certain: jax.Array  # (B,) bool, whether the ReLUs admit no other image in its place
+    dimmer: jax.Array  # (B,) bool, whether the image would turn on the same outputs if half as bright
+    misfit: jax.Array  # () relative misfit of the layer's gradient, the larger of the kernel's and the bias's
 
 
 def images_without_loss(
     model: Classifier, mode: BatchNormMode, dense: DenseLayer, state: SpearState, observation: Observation
 ) -> ImagesWithoutLoss:
-    """The images of a solution, which no loss and no label takes part in.
+    """The images of a solution, judged without a loss or labels.
 
-    An image is certain if its ReLUs are on and off as its column says, on at least 24 outputs and with 5 % of
-    exceptions at the most; if the outputs that are off determine the column, which they do not where another sample
-    turns on none but the same ones; and if no other images give the layer the same inputs.
+    An image is certain if three conditions hold. Its ReLUs are on and off as its column says, with at most 5 % of
+    exceptions among at least 24 outputs. The outputs that are off determine the column; they do not if another sample
+    turns on no outputs but those that this one turns on. No other images give the layer the same inputs.
 
     Args:
         model: the network, which `spear` takes.
@@ -219,12 +220,12 @@ def _images(
     return x, h, d, unique
 
 
-@functools.lru_cache(maxsize=16)  # an audit asks again where there is no solution
+@functools.lru_cache(maxsize=16)  # an audit calls this again if there is no solution
 def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> DenseLayer:
-    """The first layer, where it is dense and reads an affine map of the image that no parameter is part of.
+    """The first layer, if it is dense and reads an affine map of the image that depends on no parameter.
 
     Raises:
-        ValueError: if it is not, has no bias, or reads a map that is too large to invert.
+        ValueError: if the first layer is no such layer, has no bias, or reads a map that is too large to invert.
     """
     sizes = sizes_of_all_rows(model, 1, mode)
     layer = next(iter(sizes), "")
@@ -236,7 +237,7 @@ def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> DenseLayer:
     def drawn() -> PyTree:
         return jax.tree.map(lambda leaf: rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32), shapes)
 
-    # Far from where rounding inputs to pixels or cutting them off would show.
+    # Pixels and their sums are far from values at which rounding to pixels or clipping would show.
     first, second = (rng.uniform(0.1, 0.4, model.image_shape).astype(np.float32) for _ in range(2))
     inputs = jax.jit(functools.partial(_inputs, model, layer=layer, mode=mode))
     variables = drawn()
@@ -258,7 +259,7 @@ def dense_layer_on_images(model: Classifier, mode: BatchNormMode) -> DenseLayer:
 
 
 def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros: jax.Array) -> SpearState:
-    """The independent columns with most zeros among old and new: the greedy choice, which is best for vector spaces."""
+    """The independent columns with most zeros among old and new ones; a greedy choice is optimal for vector spaces."""
     size = factors.left.shape[1]
     columns, zeros = jnp.concatenate([state.columns, columns]), jnp.concatenate([state.zeros, zeros])
     order = jnp.argsort(-zeros)
@@ -296,7 +297,7 @@ def _best_columns(factors: Factors, state: SpearState, columns: jax.Array, zeros
 
 
 def _off_of(model: Classifier, variables: PyTree, layer: str, factors: Factors, h: jax.Array) -> jax.Array:
-    """(B, m) bool, outputs that are off of these inputs (B, k)."""
+    """(B, m) bool, live outputs that are off for these inputs (B, k)."""
     weights = named_leaves(variables["params"])
     outputs = h @ model.matrix(layer, weights[layer]) + weights[model.bias_of(layer)].reshape(-1)
     return (outputs <= 0) & factors.live
@@ -314,13 +315,13 @@ def _wrong_by_sample(
 def _polished(
     model: Classifier, variables: PyTree, layer: str, factors: Factors, columns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The solution by the outputs that are off of it, which leaves out those that were near zero by chance."""
+    """The solution from the outputs that are off in a first solution, without those near zero by chance."""
     h, _ = solution(factors, off_by(factors, columns))
     return solution(factors, _off_of(model, variables, layer, factors, h))
 
 
 def _unit(d: jax.Array) -> jax.Array:
-    """Vectors (..., m) at the length 1; one of zeros stays as it is."""
+    """Vectors (..., m) scaled to length 1; a zero vector stays as it is."""
     return d / jnp.maximum(jnp.linalg.norm(d, axis=-1, keepdims=True), jnp.finfo(d.dtype).tiny)
 
 
@@ -336,7 +337,7 @@ def _outputs(model: Classifier, layer: str) -> int:
 def _labels(model: Classifier, share: Share, variables: PyTree, layer: str, x: jax.Array, d: jax.Array) -> jax.Array:
     """The labels (B,) whose gradients at the layer's outputs have the directions nearest to the update's, d (B, m).
 
-    The lengths depend on whether the client's loss is a mean over the batch or a sum.
+    Lengths are not compared, since they depend on whether the client's loss is a mean over the batch or a sum.
     """
     bias = model.bias_of(layer)
     directions = _unit(d)

@@ -1,10 +1,10 @@
-"""Labels from the directions of cut gradients: clusters for the groups, a weak baseline for their names.
+"""Labels from the directions of cut gradients: clusters form the groups, and a weak baseline names them.
 
 For softmax with cross-entropy the gradient at the top's output is p - onehot(y), so a sample's cut gradient is the
 top's Jacobian times a vector that points away from its class. Samples of one class share a direction, whatever the
-parameters are; which class a direction belongs to is all that has to be learned elsewhere. Clusters and their number
-are chosen by the attacker's own objectives. The two cosines below are constants, and the first of them was set after
-directions of known classes had been seen, on the tables that docs/vflrecon.md reports. NumPy on the host.
+parameters are; only the class of each direction has to be learned elsewhere. Clusters and their number are chosen by
+the attacker's own objectives. The two cosines below are constants. The first of them was set after directions of known
+classes had been seen, on the tables that docs/vflrecon.md reports. The code runs in NumPy on the host.
 """
 
 import warnings
@@ -23,13 +23,13 @@ SAME_COSINE = 0.95
 _EM_STEPS = 60
 _EM_TOLERANCE = 1e-6
 _RIDGE = 1e-4
-_LARGEST_DEGREE = 3  # degree of the polynomials along which classes drift within a window
+_LARGEST_DEGREE = 3  # largest degree of the polynomials along which classes drift within a window
 
 
 class DirectionLabels(NamedTuple):
     """Labels of one window of observations."""
 
-    log_probability: np.ndarray  # (n, C), the attacker's posterior; -inf where it holds a class for absent
+    log_probability: np.ndarray  # (n, C), the attacker's posterior; -inf for a class that is taken to be absent
     means: np.ndarray  # (C, e), mean direction per class, zero for an absent class
     objective: float  # mean log-likelihood per observation, less the penalty of a Bayesian information criterion
     separation: float  # smallest distance of two present classes' means, in standard deviations within a class
@@ -45,24 +45,24 @@ def label_directions(
 ) -> DirectionLabels:
     """Cluster directions and name the clusters.
 
-    The posterior is calibrated for well separated classes and up to 0.2 too sure under heavy noise; a wrong name of a
-    whole cluster, which a poor `log_prior` can cause, does not show in it.
+    The posterior is calibrated for well separated classes, and up to 0.2 too sure under heavy noise. A poor `log_prior`
+    can give a whole cluster a wrong name, which the posterior does not show.
 
     1. Spherical k-means with C clusters (k-means on unit vectors), and average linkage of 3 C micro-clusters down to C,
        which also isolates a class too rare for k-means to give it a centre.
     2. A Hungarian assignment names clusters by the sum of their members' `log_prior`. Two clusters with close means
-       become one where a single name explains their members better, or where nothing tells their directions apart:
-       so a class may be absent.
+       are merged if a single name explains their members better, or if their directions cannot be told apart. A class
+       may therefore be absent.
     3. Expectation-maximisation of a mixture with one Gaussian per present class and a common covariance (which weighs
-       the directions in which classes differ), with `log_prior` as every observation's own mixing weights. Started
-       from each clustering, from `log_prior` itself, and from the previous window's means; each result goes through
-       the merge test of step 2 again until it passes, then the best objective wins.
+       the directions in which classes differ), with `log_prior` as every observation's own mixing weights. It starts
+       from each clustering, from `log_prior` itself, and from the previous window's means. Each result goes through
+       the merge test of step 2 again until it passes. The result with the best objective is the answer.
 
     Args:
-        gradients: (n, e) in the order in which they came, finite; zero rows are answered by `log_prior` alone.
+        gradients: (n, e) in the order of arrival, finite; zero rows are answered by `log_prior` alone.
         log_prior: (n, C), log-probabilities of a baseline that has not seen the gradients.
-        previous_means: (C, e) of the previous window, for drift; None for the first.
-        restarts: starts of k-means, >= 1, of which the one of least inertia counts.
+        previous_means: (C, e), means of the previous window, for drift; None for the first window.
+        restarts: starts of k-means, >= 1; the one with the least inertia counts.
         seed: random seed of k-means.
     """
     classes = log_prior.shape[1]
@@ -73,7 +73,7 @@ def label_directions(
     if live.sum() < 2 * classes:
         return DirectionLabels(log_probability, means, -np.inf, 0.0)
     unit, prior = gradients[live] / norms[live, None], log_probability[live]
-    # Classes differ in C - 1 dimensions and the mean takes one more; drift takes them through as many again.
+    # Classes differ in C - 1 dimensions and the mean takes one more; drift may take as many dimensions again.
     basis = np.linalg.svd(unit, full_matrices=False)[2][: 2 * classes]
     projected = unit @ basis.T
 
@@ -109,7 +109,7 @@ def _clusterings(unit: np.ndarray, classes: int, restarts: int, seed: int) -> li
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        # Fewer distinct directions than clusters leave clusters empty, which is handled.
+        # If there are fewer distinct directions than clusters, some clusters are empty; they are dropped below.
         warnings.simplefilter("ignore", ConvergenceWarning)
         plain = KMeans(classes, n_init=restarts, random_state=seed).fit(unit).labels_
         micro = KMeans(min(3 * classes, len(unit)), n_init=1, random_state=seed).fit(unit)
@@ -119,7 +119,7 @@ def _clusterings(unit: np.ndarray, classes: int, restarts: int, seed: int) -> li
 
 
 def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray) -> np.ndarray:
-    """A class for every cluster (0 ... k-1, none empty); merged while one name for two close ones explains more."""
+    """A class for every cluster (0 ... k-1, none empty); close ones are merged while one name explains both better."""
     count = clusters.max() + 1
     votes = np.zeros((count, log_prior.shape[1]))
     np.add.at(votes, clusters, log_prior)
@@ -133,7 +133,7 @@ def _name_clusters(unit: np.ndarray, clusters: np.ndarray, log_prior: np.ndarray
         cosines = np.triu(directions @ directions.T, 1)
         best = None
         for i, j in np.argwhere(cosines > MERGE_COSINE):
-            # Without a new assignment of the others this is a bound from below, and quick with 100 classes.
+            # The other clusters keep their names here, so this gain is a lower bound; it is quick with 100 classes.
             joint = votes[i] + votes[j]
             free = np.ones(len(joint), bool)
             free[np.delete(names, [i, j])] = False

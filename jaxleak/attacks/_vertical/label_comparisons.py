@@ -1,8 +1,8 @@
-"""Label attacks on split learning that VFLRecon is compared with: Li et al. and Fu et al.
+"""Label attacks on split learning with which VFLRecon is compared: Li et al. and Fu et al.
 
-None of them learns anything: each reads labels off the cut gradients, one for each row of a record. A sample has a row
-for each of its visits, so that `labels[index] = answer` puts the answers back by sample, with the numbers `index` of
-`flat_observations`; of several visits the last one decides. NumPy on the host.
+These attacks learn nothing: each reads labels off the cut gradients, one for each row of a record. A sample has a row
+for each of its visits. `labels[index] = answer`, with the numbers `index` of `flat_observations`, puts the answers back
+by sample; the last of several visits decides. The code runs in NumPy on the host.
 """
 
 import numpy as np
@@ -11,22 +11,22 @@ from jaxleak import _validate
 
 
 def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
-    """Li et al., "Label Leakage and Protection in Two-party Split Learning" (ICLR 2022), the norm attack.
+    """The norm attack of Li et al., "Label Leakage and Protection in Two-party Split Learning" (ICLR 2022).
 
     For binary labels |dL/do| = 1 - p(true label), which is larger for the class that the model finds harder, as a rule
-    the rarer one; the cut gradient inherits it. The paper scores norms by AUC; to answer with labels the
-    `positive_share` with the largest norms are called positive.
+    the rarer one. The norm of the cut gradient is larger for this class, too. The paper scores norms by AUC. Here, the
+    rows with the largest norms are given the rarer label, as many as its expected share.
 
     Args:
         gradients: (n, e).
         positive_share: expected share of label 1 in (0, 1), e.g. that of the shadow records, and not the share of the
-            rarer class. If it is above 1/2, label 0 is the rare class and gets the large norms; the share of the rarer
-            class in its place would exchange all labels.
+            rarer class. If it is above 1/2, label 0 is the rare class and gets the large norms; passing the share of
+            the rarer class instead would exchange all labels.
 
     Returns:
         Labels (n,), int32 integers in {0, 1}, one for each row of the gradients and in their order, not one for each
-        sample: `labels[index] = answer` puts them back by sample. Rows of one norm that the cut would part have the
-        label -1, which scores of labels leave out.
+        sample: `labels[index] = answer` puts them back by sample. If the cut falls between rows of equal norm, these
+        rows have the label -1; scores of labels leave them out.
 
     Raises:
         ValueError: if the share is not in (0, 1), or gradients is not a non-empty (n, e) or not finite.
@@ -48,7 +48,7 @@ def norm_labels(gradients: np.ndarray, positive_share: float) -> np.ndarray:
 
 
 def direction_labels(gradients: np.ndarray, anchor: np.ndarray, anchor_label: int = 1) -> np.ndarray:
-    """Li et al., the direction attack: same label, same half-space.
+    """The direction attack of Li et al.: gradients of samples with the same label lie in the same half-space.
 
     For binary labels the cut gradients of the two classes point in opposite directions, so the sign of the cosine
     with the gradient of one sample whose label is known tells the label.

@@ -1,4 +1,4 @@
-"""Dense networks from a step's record to labels or features, trained on steps that are gathered as they are needed."""
+"""Dense networks that map a step's record to labels or features, trained on batches of steps gathered when needed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ import optax
 from jaxleak._base import PyTree
 from jaxleak._jitted import jitted_for_few
 
-#: Standardised inputs are cut here: what hardly varied in the shadow run may be far off in the real one.
+#: Standardised inputs are clipped to this size: what hardly varied in the shadow run may be far off in the real one.
 _CLIP = 5.0
 
 
 class Mlp(nn.Module):
-    """Dense layers with ReLU between them, He-uniform."""
+    """Dense layers with ReLU between them; initial weights are He-uniform."""
 
     widths: tuple[int, ...]
 
@@ -54,7 +54,7 @@ def _apply(net: nn.Module, params: PyTree, x: jax.Array) -> Any:
 
 
 def task_losses(out: jax.Array, target: jax.Array, task: str) -> jax.Array:
-    """Per row (n,): cross-entropy of logits with one-hot "labels", mean square error of "features"."""
+    """Losses (n,) of the rows: cross-entropy of logits with one-hot "labels", or mean square error of "features"."""
     if task == "labels":
         return optax.softmax_cross_entropy(out, target)
     return jnp.mean((out - target) ** 2, axis=1)
@@ -76,23 +76,24 @@ def train_network(
 ) -> ReconstructionNet:
     """Train on stacked steps; all epochs are one compiled scan.
 
-    A step's parameters belong to all its samples, so records are built batch by batch: written out for 20,000 samples
-    the paper's record would take 600 MB.
+    All samples of a step share its parameters, so records are built batch by batch. Written out for 20,000 samples, the
+    paper's record would take 600 MB.
 
     Args:
-        key: random key of start and order.
-        steps: leaves with a leading axis T.
+        key: random key of the initial weights and of the order of steps.
+        steps: a tree whose leaves have a leading axis T of steps.
         targets: (T, B, C) one-hot labels or (T, B, d) features.
-        record: one step's leaves -> (B, width); hashable, and equal ones compile once, as do equal optimisers.
+        record: function from one step's leaves to (B, width), hashable. Equal functions compile once, and so do equal
+            optimisers.
         hidden: widths of the hidden layers.
         task: "labels" or "features".
         epochs: passes over all steps.
-        steps_per_batch: at most T are taken.
-        optimizer: any.
-        weights: (T, B) of every sample in the loss, >= 0; None counts all alike. A sample of weight 0 still takes part
-            in the standardisation of the inputs, which reads no target.
-        items: widths of the parts of a record that have one mean and one scale each, which add up to its width; None
-            gives every entry its own.
+        steps_per_batch: steps that make one batch; at most T are taken.
+        optimizer: any optax optimiser.
+        weights: (T, B) weight of every sample in the loss, >= 0; None counts all alike. A sample of weight 0 still
+            takes part in the standardisation of the inputs, which reads no target.
+        items: widths of the parts of a record, which add up to the record's width. Each part has one mean and one
+            scale; None gives every entry its own.
 
     Raises:
         FloatingPointError: if the loss is not finite.
@@ -111,7 +112,7 @@ def train_network(
 def _range_of(targets: jax.Array, weights: jax.Array | None) -> jax.Array:
     """(2, d): the smallest interval that holds both [0, 1] and a column's range among the targets that are learned.
 
-    Features that were scaled by other records than these can lie outside of these records' range, but are in [0, 1].
+    Features that were scaled with other records can lie outside of the range of these records, but are in [0, 1].
     """
     learned = targets if weights is None else jnp.where(weights[..., None] > 0, targets, 0.0)
     return jnp.stack([jnp.minimum(learned.min(axis=(0, 1)), 0.0), jnp.maximum(learned.max(axis=(0, 1)), 1.0)])
@@ -141,7 +142,7 @@ def _train(
 
     first = jax.tree.map(lambda leaf: leaf[0], steps)
     width = jax.eval_shape(record, first).shape[-1]
-    # Around the first step's mean, so that the difference of two large squares does not lose the spread.
+    # Moments are around the first step's mean, so that the difference of two large squares does not lose the spread.
     centre = record(first).mean(axis=0)
 
     def moments(carry: tuple[jax.Array, jax.Array], step: PyTree) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -152,7 +153,7 @@ def _train(
     mean, variance = centre + shift, jnp.maximum(square - shift**2, 0.0)
     if items is not None:
         mean, variance = _of_items(mean, variance, items)
-    # Below a floor there is rounding only; of entries that are small themselves, that is less.
+    # Below a floor, the spread is rounding only; the floor is lower for entries with a small mean.
     scale = jnp.maximum(jnp.sqrt(variance), jnp.clip(1e-6 * jnp.abs(mean), 1e-30, 1e-8))
 
     params = net.init(jax.random.fold_in(key, 0), jnp.zeros((1, width)))["params"]
@@ -178,7 +179,7 @@ def _train(
 
 
 def _of_items(mean: jax.Array, variance: jax.Array, items: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of all entries of each item together, for every one of its entries."""
+    """Mean and variance over all entries of each item together, repeated for each of the entries."""
     means, variances, begin = [], [], 0
     for width in items:
         own, spread = mean[begin : begin + width], variance[begin : begin + width]

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from jaxleak._base import PartyRecord
 
-#: What a record may hold, and what of a `PartyRecord` each field reads. "differences" is b' - b.
+#: Fields that a record may hold, and which attributes of a `PartyRecord` each one reads. "differences" is b' - b: the
+#: output after the step minus the output before it.
 _READS = {
     "gradient": ("output_gradient",),
     "outputs": ("output", "output_after"),
@@ -20,18 +21,18 @@ _READS = {
     "differences": ("output", "output_after"),
 }
 FIELDS = tuple(_READS)
-#: The paper's six items.
+#: The paper's fields, which make up six items.
 PAPER_FIELDS: Final = ("gradient", "outputs", "parameters", "inputs")
 
 
 def same_features(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Where the features of a sample in two places, of one shape, differ by rounding at most; bool of that shape."""
+    """Where two arrays of features, of one shape, differ by rounding at most; bool of that shape."""
     return np.isclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @dataclass(frozen=True)
 class Record:
-    """The input of R as a function of a party's record; equal fields compile once."""
+    """Function from a party's record to the input of the reconstruction network; equal fields compile once."""
 
     fields: tuple[str, ...]
 
@@ -41,7 +42,7 @@ class Record:
 
 
 def _items(seen: PartyRecord, fields: Sequence[str]) -> list[jax.Array]:
-    """The items of a record side by side, (B, width) each; raise `ValueError` if it does not hold them all."""
+    """A list of the items of a record, (B, width) each; raise `ValueError` if the record does not hold them all."""
     held = [field for field in FIELDS if all(getattr(seen, name) is not None for name in _READS[field])]
     if lacking := [field for field in fields if field not in held]:
         raise ValueError(f"fields must be some of what the record holds, {', '.join(held)}, got {', '.join(lacking)}")
@@ -64,6 +65,6 @@ def _items(seen: PartyRecord, fields: Sequence[str]) -> list[jax.Array]:
 
 
 def item_widths(steps: PartyRecord, fields: tuple[str, ...]) -> tuple[int, ...]:
-    """Widths of the items of a record, whose steps have a leading axis."""
+    """Widths of the items of a record; the leaves of `steps` have a leading axis of steps."""
     shapes = jax.eval_shape(lambda seen: _items(jax.tree.map(lambda leaf: leaf[0], seen), fields), steps)
     return tuple(item.shape[1] for item in shapes)

@@ -1,4 +1,4 @@
-"""What a regression on a shadow run is judged by: a second shadow run of the same records in another order."""
+"""A second shadow run of the same records in another order, by which a regression on the first one is judged."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ def check_order(shadow: Observation, again: Observation) -> None:
     """Raise `ValueError` if two shadow runs, (T, B, ...) and (T', B', ...), visit the same samples in every step."""
     first, second = np.asarray(shadow.index), np.asarray(again.index)
     steps = min(len(first), len(second))
-    # The gradients would be those that were learned, and what was learned by heart would look like a gain.
+    # The second run's gradients would be those that were learned, and learning by heart would look like a gain.
     if np.array_equal(first[:steps], second[:steps]):
         raise ValueError(
             "again must be a shadow run in another order than shadow, and has the same samples in each step"
@@ -23,16 +23,16 @@ def records_of_both(
 
     Args:
         index: (n,) numbers of the records of the first run, each once.
-        known: (n, d) what the attacker has of them without a run.
-        index_again: (m,) those of the second run.
-        known_again: (m, d) what it has of those.
+        known: (n, d) what the attacker knows of these records without a run.
+        index_again: (m,) numbers of the records of the second run.
+        known_again: (m, d) what the attacker knows of the records of the second run.
         what: what `known` is, for the message.
 
     Returns:
         Rows of the first run, and of the second one, (r,) each; r = 0 if the runs have no record in common.
 
     Raises:
-        ValueError: if a number is of different records in the two runs.
+        ValueError: if a number stands for different records in the two runs.
     """
     _, here, there = np.intersect1d(index, index_again, return_indices=True)
     if known.shape[1:] != known_again.shape[1:] or not np.allclose(known[here], known_again[there], atol=1e-4):

@@ -1,8 +1,8 @@
 """VFLRecon: labels and features of others from the change of one's own bottom model.
 
 The attack of "Vulnerabilities of Data Protection in Vertical Federated Learning Training and Countermeasures": a
-participant runs the same protocol on complete records of its own (the shadow run), learns a reconstruction network R
-from what it would have seen to what it wants to know, and applies R to the real run step by step.
+participant runs the same protocol on complete records of its own (the shadow run). There it trains a reconstruction
+network R that maps its view of a step to what it wants to know, and then applies R to the real run step by step.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ def shadow_params(
         model: the model of both runs.
         key: random key of everything that is drawn afresh.
         shadow_init: "shared" starts from the real run's initial parameters, of all parties and the top, which a
-            participant only has if they come from a common seed; "own_bottom" from the attacker's own initial bottom,
-            which it always has, and fresh others; "independent" draws all afresh.
+            participant only has if they come from a common seed. "own_bottom" starts from the attacker's own initial
+            bottom, which it always has, and draws the others afresh. "independent" draws all afresh.
         party: the attacker.
         initial: all initial parameters, read for "shared" only.
         own_bottom: the attacker's initial bottom, read for "own_bottom" only.
@@ -95,7 +95,7 @@ def train_vflrecon(
     held_out: jax.Array | None = None,
     scales: Scales = "item",
 ) -> ReconstructionNet:
-    """Learn R from a shadow run.
+    """Train the reconstruction network R on a shadow run.
 
     Args:
         key: random key of R's start and of the order of its batches.
@@ -105,7 +105,7 @@ def train_vflrecon(
         model: the model of both runs.
         party: the attacker.
         task: "labels" trains with cross-entropy, "features" with the mean square error on all others' features.
-        fields: what a record holds, of `FIELDS`; the paper's by default, most of which are parameters.
+        fields: what a record holds, some of `FIELDS`. The default is the paper's, in which most entries are parameters.
         hidden: widths of R's hidden layers; None is the paper's 1000-600-200 for labels and 800-500-100 for features.
         epochs: passes over all steps of the shadow run, > 0.
         steps_per_batch: steps whose samples make one batch of R, > 0.
@@ -118,7 +118,7 @@ def train_vflrecon(
 
     Returns:
         R. Features are answered in the unit of the shadow records, each column within the smallest interval that
-        holds both [0, 1] and the range that it has there.
+        holds both [0, 1] and the column's range in the shadow records.
 
     Raises:
         ValueError: on fields that are unknown or that the record lacks, an unknown scale or task, a shadow run without
@@ -171,7 +171,7 @@ def _check_shadow(model: BottomTopModel, steps: PartyRecord, index: jax.Array, p
     if last >= len(private.x):  # JAX clamps an index that is out of range
         raise ValueError(f"private must hold every sample of the shadow run, got {len(private.x)}, and sample {last}")
     model.check_padding(private.x)
-    # Targets of other records than those that ran would be learned without a word.
+    # Without this check, targets of other records than those of the run would be learned silently.
     own = np.asarray(model.slices(private.x)[party])[np.asarray(index)]
     if not same_features(own, np.asarray(steps.x)).all():
         raise ValueError(
@@ -186,7 +186,7 @@ def of_another(seen: PartyRecord, party: int) -> jax.Array:
 
 
 def refuse_stranger(who: str, another: jax.Array, party: int) -> None:
-    """Raise `ValueError` if a record is of another party (`of_another`); a traced one has no value to look at."""
+    """Raise `ValueError` if a record is of another party (`of_another`); a traced value cannot be checked."""
     if not isinstance(another, jax.core.Tracer) and bool(another):
         raise ValueError(
             f"party must be the one whose record is shown (threats.party_view): {who} is for party {party} and was "
@@ -197,7 +197,7 @@ def refuse_stranger(who: str, another: jax.Array, party: int) -> None:
 def join_runs(runs: Sequence[Observation]) -> Observation:
     """Several stacked runs as one, along the axis of steps.
 
-    A step's record stands for itself, so R may learn from any number of shadow runs. Steps must agree in shape.
+    R reads each step's record by itself, so it may learn from any number of shadow runs. Steps must agree in shape.
 
     Raises:
         ValueError: if there is no run.
@@ -261,16 +261,16 @@ def assemble_victims(model: BottomTopModel, own: jax.Array, victims: jax.Array, 
 class VflreconState(NamedTuple):
     """The networks, and sums over the sightings of every sample. Memory O(N (C + sum d_p))."""
 
-    # Here, because compiled code would hold millions of closed-over parameters as constants.
+    # The networks are here, because compiled code would hold millions of closed-over parameters as constants.
     labels_net: ReconstructionNet | None
     features_net: ReconstructionNet | None
     log_probability: jax.Array  # (N, C)
     victims: jax.Array  # (N, sum of the others' d_p)
-    own: jax.Array  # (N, d_party), what the attacker feeds in itself
+    own: jax.Array  # (N, d_party), the attacker's own features
     seen: jax.Array  # (N,) int32, sightings
     guess: jax.Array  # (N,) int32, a random label: the answer for a sample that never took part
     another: jax.Array  # () bool, whether a record was of another party
-    last: jax.Array  # () int32, the largest number of a sample
+    last: jax.Array  # () int32, the largest sample number that was seen
 
 
 def vflrecon(
@@ -283,13 +283,13 @@ def vflrecon(
 ) -> Attack:
     """Apply trained reconstruction networks to the real run, step by step (VFLRecon, section IV, step 3).
 
-    Whether a sample counts once or once per epoch is not said; here a sample that is seen again gets the average of
-    its log-probabilities and of its features. After one epoch the two readings are the same.
+    The paper does not say whether a sample counts once or once per epoch. Here a sample that is seen again gets the
+    average of its log-probabilities and of its features. After one epoch the two readings are the same.
 
     Args:
         model: the model of the real run.
         party: the attacker.
-        num_samples: N.
+        num_samples: number N of samples of the real run.
         labels: R for labels, from `train_vflrecon`; without it all labels of the answer are -1, since none were sought.
         features: R for features; without it the victims' slices of the answer are zero.
 
@@ -299,8 +299,8 @@ def vflrecon(
 
     Raises:
         ValueError: if neither network is given, the party does not exist or a network is another party's; in `init`, if
-            N is not the template's; and in `reconstruct`, if the records were another party's or hold a sample beyond
-            the last.
+            N is not the template's number of samples; and in `reconstruct`, if the records were another party's or a
+            sample's number is not below N.
     """
     _validate.count(num_samples=num_samples)
     _validate.index_below(model.parties, party=party)
@@ -360,10 +360,10 @@ def vflrecon(
             )
         count = jnp.maximum(state.seen, 1)[:, None]
         probability = jax.nn.softmax(state.log_probability / count)
-        # A record that is not finite, of a stored run, leaves its samples without an answer.
+        # A record that is not finite, as a stored run may hold, leaves its samples without an answer.
         finite = jnp.isfinite(state.log_probability).all(axis=1) & jnp.isfinite(state.victims).all(axis=1)
         known = (state.seen > 0) & finite
-        if labels is None:  # the probabilities are even, whose largest would be that of class 0
+        if labels is None:  # all probabilities are equal, and argmax would name class 0
             y, score = jnp.full(num_samples, -1, jnp.int32), jnp.zeros(num_samples)
         else:
             y = jnp.where(known, probability.argmax(axis=1).astype(jnp.int32), state.guess)

@@ -1,4 +1,4 @@
-"""What is asked of an answer before its images are certified; nothing here knows the truth."""
+"""Tests of an answer before its images are certified; nothing here knows the truth."""
 
 import math
 from collections.abc import Callable, Collection
@@ -26,27 +26,27 @@ from jaxleak.defenses._representation import OfClient
 from jaxleak.metrics._images import RECOGNISED_ABOVE, has_ssim
 from jaxleak.protocols._defending import mean_of_examples
 
-#: The layers below the head are looked at by themselves if their norm is above this share of the update's, and so many
-#: times what rounding may have changed in them.
+#: The layers below the head are tested by themselves if their norm is above this share of the update's norm, and above
+#: so many times what rounding may have changed in them.
 _LOWER_LAYERS_COUNT, _OVER_ROUNDING = 1e-3, 10
-#: The standard deviation of noise that changes an image to another one.
+#: The standard deviation of noise that turns an image into another one.
 NOISE = 0.2
-#: The share of the next image in a blend. Half of it would make two images the same one, which no loss undoes.
+#: The share of the next image in a blend. With one half, two images would become the same, which no loss undoes.
 _BLENDED = 0.4
-#: The smallest root mean square of a difference of images that is no rounding.
+#: Root mean square of a difference between images, below which the difference is rounding.
 _NO_DIFFERENCE = 1e-6
-#: The share of a difference from the answer that is left at the least where the update leaves it open, and the misfit
-#: that it may add. Open means of patches kept 0.74 and added 1e-7. What a descent had not yet brought back added more
-#: than 0.01, or kept less than 0.4.
+#: If the update leaves a difference from the answer open, a descent keeps more than this share of the difference, which
+#: adds no more than this misfit. Differences in means of patches, which were open, kept 0.74 and added 1e-7. What a
+#: descent had not yet brought back added more than 0.01, or kept less than 0.4.
 _KEPT, ADDED = 0.7, 0.005
-#: Which shares of the darkest and of the brightest pixels are replaced together.
+#: Shares of the darkest, and of the brightest, pixels that are replaced together.
 _OPEN_SHARES = (0.1, 0.25, 0.5, 0.75)
 
 
 def distance_of_truth(case: Case, answer: Answer) -> float | None:
-    """The cosine distance that noise alone puts between a client's own images and its update, told by the answer's.
+    """The cosine distance that noise alone puts between a client's own images and its update, estimated at the answer.
 
-    None where the client states no noise on its whole update.
+    The result is None if the client states no noise on its whole update.
     """
     defense = case.defense
     if defense is None or defense.place != "payload" or defense.mechanism is None or defense.mechanism.noise is None:
@@ -56,22 +56,22 @@ def distance_of_truth(case: Case, answer: Answer) -> float | None:
 
 
 class Noise(NamedTuple):
-    """What the stated defense alone changes in an update, by its leaves."""
+    """The change that the stated defense alone makes in an update, leaf by leaf."""
 
     off: dict[str, float]  # norm of the change
     norms: dict[str, float]  # norm of what is compared
 
     def of(self, names: Collection[str]) -> float:
-        """The change of some leaves relative to them; 0 of leaves that are zero."""
+        """The norm of the change of some leaves over the norm of these leaves; 0 if they are zero."""
         size = math.hypot(*(self.norms[name] for name in names))
         return math.hypot(*(self.off[name] for name in names)) / size if size else 0.0
 
 
 def left_by_noise(case: Case, answer: Answer) -> Noise | None:
-    """What the stated defense alone leaves of an update, told by the answer's.
+    """The misfit that the stated defense alone leaves in an update, estimated at the answer.
 
-    None where no defense is stated, or none that this client can apply by itself, as where only several clients
-    together could draw the noise, and where only bounds of the gradient are seen.
+    The result is None in three cases: no defense is stated; this client cannot apply the defense by itself, for example
+    because only several clients together could draw the noise; or only bounds of the gradient are seen.
 
     Args:
         case: the audited update.
@@ -88,9 +88,9 @@ def left_by_noise(case: Case, answer: Answer) -> Noise | None:
 
 
 def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
-    """The update of an answer behind the stated defense, with noise drawn anew, and without it.
+    """The update of an answer behind the stated defense, with noise drawn anew, and the update without the defense.
 
-    None where no defense is stated, or none that this client can apply by itself.
+    The result is None if no defense is stated, or if this client cannot apply it by itself.
     """
     defense, seen = case.defense, case.observation
     if defense is None or defense.place == "client_payloads" or defense.mechanism is None:
@@ -108,9 +108,9 @@ def _defended_anew(case: Case, answer: Answer) -> tuple[PyTree, PyTree] | None:
 
 
 def left_below_head(case: Case, other: Rival, noise: Noise | None) -> float:
-    """How much of the layers below the head is left by images near an answer, relative to what arrived of them.
+    """The misfit of images near an answer in the layers below the head, relative to the update of these layers.
 
-    It is 0 where nothing can be said of them (`_layers_below`). What the stated noise leaves is taken off.
+    The misfit is 0 if nothing can be said of these layers (`_layers_below`). The stated noise's part is subtracted.
     """
     lower = _layers_below(case, other.part_norms)
     if not lower:
@@ -121,13 +121,14 @@ def left_below_head(case: Case, other: Rival, noise: Noise | None) -> float:
 
 
 def _layers_below(case: Case, norms: dict[str, float]) -> tuple[str, ...]:
-    """The leaves below the head, of which something can be said; none where the head is not known.
+    """The leaves below the head, if something can be said of them; none if the head is not known.
 
-    None either where they are below a thousandth of the update or rounding may have changed them by more than a tenth.
+    There are also none if their norm is below a thousandth of the update's, or if rounding may have changed them by
+    more than a tenth.
 
     Args:
         case: the audited update.
-        norms: the norm of every leaf of it.
+        norms: the norm of every leaf of the update.
     """
     head = {*case.share.model.head_leaves, CUT}
     lower = tuple(name for name in norms if name not in head)
@@ -135,7 +136,7 @@ def _layers_below(case: Case, norms: dict[str, float]) -> tuple[str, ...]:
         return ()
     payload, weights = named_leaves(case.observation.payload), named_leaves(case.observation.params["params"])
     if case.precision.of_weights and set(lower) - weights.keys():
-        return ()  # what was computed from the update, in a unit of its own
+        return ()  # these were computed from the update, in a unit of their own
     size = math.hypot(*(norms[name] for name in lower))
     rounding = math.hypot(*(case.precision.error(np.asarray(payload[name]), weights.get(name)) for name in lower))
     large = size > max(_LOWER_LAYERS_COUNT * math.hypot(*norms.values()), _OVER_ROUNDING * rounding)
@@ -143,16 +144,16 @@ def _layers_below(case: Case, norms: dict[str, float]) -> tuple[str, ...]:
 
 
 def blended(x: np.ndarray) -> np.ndarray:
-    """Images (N, H, W, channels) with a share of the next one in each.
+    """Images (N, H, W, channels), each blended with a share of the next one.
 
-    A linear layer has the same gradient for blended inputs with derivatives of the loss that undo the blend, so that
-    whoever does not know the loss tells images from blends by what nonlinear layers make of them.
+    A linear layer has the same gradient for blended inputs if the derivatives of the loss undo the blend. If the loss
+    is not known, images can therefore be told from blends only by the nonlinear layers.
     """
     return (1 - _BLENDED) * x + _BLENDED * np.roll(x, 1, axis=0)
 
 
 def rival_of(case: Case, answer: Answer, **options: Any) -> Rival:
-    """Other images that have the update of an answer, and how much of the update images near the answer leave."""
+    """The result of `rival` for an answer: other images with its update, and how well both explain the update."""
     return rival(
         case.received.share, case.observation, answer.x, answer.y, key=case.key,
         skip_zeros=case.received.in_part, undone=case.received.undone, **options,
@@ -184,7 +185,7 @@ def drawn_out(case: Case, answer: Answer, other: Rival, asked: np.ndarray) -> np
         case: the audited update.
         answer: the answer.
         other: what the first search has found.
-        asked: (B,) bool, the images of which this is asked.
+        asked: (B,) bool, the images to test.
     """
     if not asked.any():
         return np.zeros(len(answer.x), bool)
@@ -201,7 +202,7 @@ def drawn_out(case: Case, answer: Answer, other: Rival, asked: np.ndarray) -> np
 
 
 def beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """What of the difference of images (N, H, W, channels) no change of brightness and contrast of a channel makes."""
+    """The part of a difference of images (N, H, W, channels) beyond changes of a channel's brightness and contrast."""
     left = other - x
     if not has_ssim(x.shape[1:]):  # rows of a table have no tones
         return left
@@ -211,10 +212,10 @@ def beyond_tones(other: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def indistinct_of(case: Case, answer: Answer, answer_misfit: float, certified: np.ndarray) -> np.ndarray:
-    """(B,) bool: images that the update does not tell from another one; of no pair is it asked without a certified one.
+    """(B,) bool: images that the update does not tell from another one; only pairs with a certified image are tested.
 
-    Under a loss that is not known, images of any two classes may be alike to the update: what its loss makes of each is
-    fitted to it.
+    If the loss is not known, pairs of any two classes are tested: the loss's derivatives for each image are fitted to
+    the update, so that these images may be indistinct, too.
     """
     classes = np.zeros_like(answer.y) if case.unknowns else answer.y
     pairs = tuple(pair for pair in nearest_pairs(answer.x, classes) if certified[list(pair)].any())
@@ -232,15 +233,15 @@ def without_weight(case: Case, answer: Answer) -> np.ndarray:
 
 
 def of_open_pixels(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
-    """(B,) bool: images whose darkest or brightest pixels may take other values beyond these, and nothing changes.
+    """(B,) bool: images whose darkest or brightest pixels may take other dark or bright values without any effect.
 
-    So it is where the first layer reads every pixel by itself and is dead for dark ones or saturated for bright ones. A
-    search brings the other pixels back to the answer, so that it finds no other image.
+    This happens if the first layer reads every pixel by itself and is dead for dark ones or saturated for bright ones.
+    A search for a rival misses these images, since it brings their other pixels back to the answer.
 
     Args:
         case: the audited update.
         answer: the answer.
-        asked: (B,) bool, the images of which this is asked.
+        asked: (B,) bool, the images to test.
     """
     explained, found = comparing(case, answer), np.zeros(len(answer.x), bool)
     draws = np.asarray(jax.random.uniform(stream_of(case.key, Stream.OPEN), answer.x.shape))
@@ -258,13 +259,13 @@ def of_open_pixels(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
 def one_by_one(
     explained: Callable[[np.ndarray], bool], answer: Answer, others: np.ndarray, asked: np.ndarray
 ) -> np.ndarray:
-    """(B,) bool: of the places that are asked for, where another image (B, H, W, C) alone explains the update as well.
+    """(B,) bool: tested places where another image, put there alone, explains the update as well as the answer.
 
     Args:
         explained: what `comparing` returns.
         answer: the answer.
         others: (B, H, W, C) another image for each place.
-        asked: (B,) bool.
+        asked: (B,) bool, the places to test.
     """
     found = np.zeros(len(answer.x), bool)
     for place in np.flatnonzero(asked):
@@ -275,9 +276,10 @@ def one_by_one(
 
 
 def comparing(case: Case, answer: Answer) -> Callable[[np.ndarray], bool]:
-    """Whether images explain the update as well as an answer, and the layers below the head by themselves as well.
+    """Function that says whether images explain the update, and its layers below the head alone, as well as an answer.
 
-    The head may have nearly all of the update, and its gradient may hardly depend on the images.
+    These layers are tested because the head may make up nearly all of the update while its gradient hardly depends on
+    the images.
     """
     by, seen, y = case.received, case.observation, jnp.asarray(answer.y)
     lower = _layers_below(case, {name: float(norm(leaf)) for name, leaf in named_leaves(by.told(seen)).items()})
