@@ -19,7 +19,7 @@ OUTPUTS = ROOT / "docs" / "examples"
 
 
 def cells(notebook: str) -> list[tuple[bool, str, int]]:
-    """The cells of a notebook in the percent format of jupytext: whether it is text, its body, and the lines before."""
+    """The cells of a notebook in jupytext's percent format: whether each is text, its body, and the lines before it."""
     found = []
     for match in re.finditer(r"^# %%(.*)\n((?:(?!# %%).*\n?)*)", notebook, re.MULTILINE):
         before = notebook.count("\n", 0, match.start(2))
@@ -28,7 +28,7 @@ def cells(notebook: str) -> list[tuple[bool, str, int]]:
 
 
 def run(path: Path) -> list[str]:
-    """What every code cell of a notebook prints; its pictures go to those of the pages."""
+    """Run a notebook; returns the output of every code cell, and copies the pictures to those of the pages."""
     module, printed, home = types.ModuleType("__main__"), [], os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -38,7 +38,7 @@ def run(path: Path) -> list[str]:
                     continue
                 said = io.StringIO()
                 with contextlib.redirect_stdout(said):
-                    # Lines keep their numbers, so that an error shows the line of the notebook.
+                    # Keep line numbers, so that an error shows the line of the notebook.
                     exec(compile("\n" * before + body, str(path), "exec"), module.__dict__)
                 printed.append(said.getvalue())
             shutil.copytree(

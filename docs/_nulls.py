@@ -24,15 +24,15 @@ DATA = (
     "digits", "mnist", "natural_patches", "photographs", "cifar10", "cifar100", "lc25000_lung32", "lc25000_lung",
     "ham10000",
 )  # fmt: skip
-#: Data of the ledger's cells of LPIPS.
+#: Data sets for which the ledger has cells of LPIPS.
 OF_LPIPS = ("lc25000_lung32",)
 
 
 def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Scores of answers that know nothing of single images, over (N, H, W, C) images in [0, 1] with labels (N,).
+    """Scores of answers that know nothing of the individual image, over (N, H, W, C) images in [0, 1] with labels (N,).
 
-    Those without another name are mean PSNR in dB. The constant is the best of 256 levels, in all channels. Images that
-    are alone in their class are left out of what knows the label.
+    Scores whose key names no metric are mean PSNR in dB. The constant is the best of 256 levels, equal in all channels.
+    Answers that know the label leave out images that are alone in their class.
     """
 
     def of(answer: np.ndarray) -> float:
@@ -43,7 +43,7 @@ def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
     places, means, others = _by_label(images, labels)
 
-    # The error of a constant c is E x^2 - 2 c E x + c^2 for every image.
+    # A constant c has the mean square error E x^2 - 2 c E x + c^2 on every image.
     first, second = (np.mean(images.astype(np.float64) ** n, axis=(1, 2, 3)) for n in (1, 2))
     levels = np.linspace(0.0, 1.0, 256)
     errors = second - 2 * levels[:, None] * first + levels[:, None] ** 2
@@ -63,7 +63,7 @@ def null_scores(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def null_lpips(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Mean LPIPS of two such answers, over (N, H, W, C) images in [0, 1] of at least 32 pixels with labels (N,)."""
+    """Mean LPIPS of the mean colour and of a class's other image, over images (N, H, W, C) in [0, 1], H and W >= 32."""
     places, _, others = _by_label(images, labels)
     colour = np.broadcast_to(images.mean(axis=(0, 1, 2)), images.shape)
     return {
@@ -73,7 +73,7 @@ def null_lpips(images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def _by_label(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places of images that are not alone in their class, the mean of its other images, and the one that follows."""
+    """Indices of images that are not alone in their class; the mean of the class's others, and the next of them."""
     places, means, others = [], [], []
     for label in np.unique(labels):
         own = np.flatnonzero(labels == label)

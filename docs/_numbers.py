@@ -1,4 +1,4 @@
-"""Numbers of README and docs, filled from stored results: what `python -m experiments.numbers` does."""
+"""Fill the numbers of README and docs from stored results, for `python -m experiments.numbers`."""
 
 import functools
 import json
@@ -8,19 +8,19 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"<!-- (?P<file>\S+\.jsonl?) (?P<keys>.+?) (?P<format>\S+) -->(?P<shown>.*?)<!-- / -->", re.DOTALL)
-#: What needs no source: marked numbers (those marked as given, too), code, the targets of links, and texts of images.
+#: Text that needs no source: numbers marked as stored or given, code, targets of links, and texts of images.
 _SOURCED = re.compile(r"<!-- (?:given|\S+\.jsonl?) .*?<!-- / -->|```.*?```|`[^`]*`|\]\([^)]*\)|!\[[^\]]*\]", re.DOTALL)
 _NUMBER = r"(?<![\w.])\d*\.?\d+"
-#: What looks like a measurement: dB, a spread, a share such as .97; and in a table any decimal number.
+#: Text that looks like a measurement: dB, a spread, a share such as .97. In a table, any decimal number (`_CELL`) does.
 _MEASURED = re.compile(rf"{_NUMBER}\s+dB\b|{_NUMBER}\**\s*\+-\s*\d*\.?\d+|(?<![\w.])\.\d\d\b")
 _CELL = re.compile(r"(?<![\w.,-])-?\d+\.\d+\b")
 
 
 def fill_pages(*, check: bool) -> list[Path]:
-    """Fill all pages, or say which are out of date; returns those whose numbers were.
+    """Fill all pages, or print which are out of date; returns the pages that were out of date.
 
     Args:
-        check: write nothing.
+        check: whether to only print the pages and write nothing.
     """
     stale = []
     for page in pages():
@@ -45,10 +45,10 @@ def fill(text: str, root: Path) -> str:
 
     Args:
         text: a page in Markdown.
-        root: the folder that file names start from.
+        root: the folder to which file names in markers are relative.
 
     Raises:
-        ValueError: naming a marker whose file, key or format does not exist, or whose value is no number.
+        ValueError: if a marker names a file, key or format that does not exist, or a value that is no number.
     """
 
     def stored(match: re.Match[str]) -> str:
@@ -64,9 +64,9 @@ def fill(text: str, root: Path) -> str:
 
 
 def unsourced(text: str) -> list[str]:
-    """What looks like a measurement in a page and comes from no stored result.
+    """Texts of a page that look like measurements but come from no stored result.
 
-    A number that is no measurement, such as a threshold, is marked as given: `<!-- given -->20 dB<!-- / -->`.
+    Authors mark other numbers, such as thresholds, as given: `<!-- given -->20 dB<!-- / -->`.
     """
     left = _SOURCED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     found = [match[0] for match in _MEASURED.finditer(left)]
@@ -74,12 +74,12 @@ def unsourced(text: str) -> list[str]:
 
 
 def lookup(path: Path, keys: str) -> float:
-    """The number in a JSON file, or in an entry of a ledger, to which `keys` lead.
+    """The number that `keys` name in a JSON file or in an entry of a ledger.
 
     Raises:
         OSError: if the file cannot be read.
         LookupError: if a key does not exist.
-        ValueError: if the file is no JSON, or what stands there is no number.
+        ValueError: if the file is no JSON, or the value is no number.
     """
     stored = _stored(path, path.stat().st_mtime_ns)
     if path.suffix == ".jsonl":
@@ -99,8 +99,8 @@ def lookup(path: Path, keys: str) -> float:
 
 @functools.lru_cache(maxsize=512)  # a page names the same few files hundreds of times
 def _stored(path: Path, changed: int) -> Any:
-    """JSON of a file that was last changed then, or a ledger's entries by CELL@VARIANT or CELL@VARIANT@NAME."""
-    del changed  # a file that was written anew is read anew
+    """A file's JSON, or a ledger's entries by CELL@VARIANT or CELL@VARIANT@NAME; `changed` is when it last changed."""
+    del changed  # only a key of the cache: a changed file is read again
     if path.suffix != ".jsonl":
         return json.loads(path.read_text())
     entries = [json.loads(line) for line in path.read_text().splitlines()]
@@ -108,7 +108,7 @@ def _stored(path: Path, changed: int) -> Any:
 
 
 def cell_of(cells: list[dict[str, Any]], identity: str) -> dict[str, Any]:
-    """The cell of this id among those of a stored run."""
+    """The cell with this id in a stored run."""
     for cell in cells:
         if cell["id"] == identity:
             return cell

@@ -1,10 +1,10 @@
-"""What a page of the site would load from another host, which no page may: the site is read without a network."""
+"""Find what a page of the site would load from another host. No page may: readers may have no network."""
 
 import re
 
-#: A tag that loads something by itself, and the address of what it loads; a link (`a`) waits for its reader.
+#: A tag that loads a file by itself, and the file's address; a link (`a`) loads nothing until a reader follows it.
 _LOADED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\s(?:src|href)\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)")
-#: Links that only say where the page stands or what comes next.
+#: Links that load nothing: they only name the page's own address, its neighbours or alternatives.
 _SAID = re.compile(r"<link\b[^>]*\brel\s*=\s*[\"']?(?:canonical|next|prev|alternate)\b[^>]*>")
 
 

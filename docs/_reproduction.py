@@ -35,11 +35,11 @@ from jaxleak.study.ledger import (
 
 FOLDER = Path(__file__).parent / "reproduction"
 
-#: Commits of a working branch that were joined into one series before they were published, and the end of that series.
+#: Commits of a working branch that were joined into one series before publication, and the last commit of the series.
 JOINED = ("596282c7c7d9", "60e3b736fe5b", "65ecbf4ae65c", "cce6803ceddd")
 PUBLISHED_AS = "a7f5686374c2"
 
-#: What the parts of a measurement's own name mean, without hyphens, which stand between the parts.
+#: Meanings of the parts of a measurement's name; hyphens separate the parts.
 _NAMES = {
     "channel-peak": "PSNR by every channel's own peak",
     "peak-one": "PSNR with a peak of 1",
@@ -58,8 +58,8 @@ _NAMES = {
     "descent-stopped": "the descent, Step II at its best",
 }
 
-#: Cells whose number, where it is met, is no better than that of an answer which knows nothing of what was sent: parts
-#: of their ids, by what they are of. Such answers are in docs/results/null_scores.json and vflrecon_data.json.
+#: Parts of ids by description, for cells whose number, even if met, is no better than that of an answer that ignores
+#: the update. The scores of answers of this kind are in docs/results/null_scores.json and vflrecon_data.json.
 _NO_BETTER_THAN_NOTHING = {
     "GradInversion, whose answer is close to the mean of its random starts "
     "([FedLeak's baselines](../inversion/baselines.md))": ("/gi/",),
@@ -76,14 +76,14 @@ _NO_BETTER_THAN_NOTHING = {
     ),
 }  # fmt: skip
 
-#: Longer tables are folded.
+#: Largest number of rows of a table that is not folded.
 _OPEN_ROWS = 12
 
 _GENERATED = "<!-- Written by `python -m experiments.reproduce --pages` from experiments/ledger. Do not edit. -->\n"
 
 
 def pages(ledgers: Sequence[Ledger]) -> dict[str, str]:
-    """The text of every page by its file name, below docs/reproduction."""
+    """The text of every page, by file name below docs/reproduction."""
     made = {"index.md": _overview(ledgers)}
     for ledger in ledgers:
         for table in _paper.tables(PAPERS[ledger.paper]).values():
@@ -92,7 +92,7 @@ def pages(ledgers: Sequence[Ledger]) -> dict[str, str]:
 
 
 def write(ledgers: Sequence[Ledger], folder: Path = FOLDER) -> list[Path]:
-    """Write the pages that are new or differ, and remove those that no table has any more; returns what was written."""
+    """Write new and changed pages, and remove pages without a table; returns the paths of the written pages."""
     made = pages(ledgers)
     for path in folder.rglob("*.md"):
         if path.relative_to(folder).as_posix() not in made:
@@ -198,7 +198,7 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
 
 
 def _deciding(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
-    """The entries that decide the measured numbers."""
+    """The entries that decide the status of the measured numbers, each with its ledger."""
     shown = [(ledger, cell_status(ledger, cell)[1]) for ledger in ledgers for cell in ledger.printed]
     return [(ledger, entry) for ledger, entry in shown if entry is not None and entry.status in MEASURED]
 
@@ -212,43 +212,43 @@ def _tells_nothing(cell: str, parts: Iterable[str]) -> bool:
 
 
 def met_by_nothing(ledgers: Sequence[Ledger]) -> dict[str, int]:
-    """How many met numbers are no better than those of an answer that knows nothing, by what they are of."""
+    """The count of met numbers that are no better than those of an answer that knows nothing, by description."""
     met = _met(ledgers)
     counts = {of: sum(_tells_nothing(e.cell, parts) for _, e in met) for of, parts in _NO_BETTER_THAN_NOTHING.items()}
     return {of: number for of, number in counts.items() if number}
 
 
 def _beyond_and_nothing(ledgers: Sequence[Ledger]) -> int:
-    """How many met numbers lie beyond the printed one and are no better than those of an answer that knows nothing."""
+    """The count of numbers beyond the printed one that are no better than those of an answer that knows nothing."""
     parts = [part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts]
     return sum(ledger.beyond(entry) and _tells_nothing(entry.cell, parts) for ledger, entry in _met(ledgers))
 
 
 def decided_by_one_seed(ledgers: Sequence[Ledger]) -> tuple[int, int]:
-    """How many measured numbers one seed decides, and how many of the met ones."""
+    """The count of measured numbers that a single seed decides, and the count of met ones among them."""
     single = [entry for _, entry in _deciding(ledgers) if len(entry.seeds) == 1]
     return len(single), sum(entry.status == "met" for entry in single)
 
 
 def _met_by_fedleak(ledgers: Sequence[Ledger]) -> int:
-    """Met PSNRs of FedLeak by an entry of its own algorithm."""
+    """The count of FedLeak's PSNRs that the paper's own algorithm meets."""
     return sum("/fedleak" in e.cell and e.unit == "dB" and e.variant != "ours" for _, e in _met(ledgers))
 
 
 def _with_beyond(names: Sequence[str], counts: Mapping[str, int], beyond: int) -> list[str]:
-    """The counts by status, with those beyond the printed number behind those that are met."""
+    """The counts by status as text; the count beyond the printed number follows the count of met numbers."""
     return [str(n) for name in names for n in ((counts["met"], beyond) if name == "met" else (counts.get(name, 0),))]
 
 
 def _variants(counted: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """How many numbers are met and missed by every variant."""
+    """Lines of a table: how many numbers each variant meets and misses."""
     names = ("measured", "met", "beyond", "missed")
     rows = [[name, *(str(counts[n]) for n in names), VARIANTS[name]] for name, counts in counted.items()]  # type: ignore[index]
     return _markdown(["variant", "measured", "met", "of these beyond", "missed", "what is run"], rows)
 
 
 def _data_sets(known: Mapping[str, DataSet]) -> list[str]:
-    """The data sets that the numbers come from."""
+    """Lines of the section on the data sets behind the numbers."""
     rows = [[name, str(found.samples), found.sha256[:16]] for name, found in known.items()]
     return [
         "",
@@ -262,7 +262,7 @@ def _data_sets(known: Mapping[str, DataSet]) -> list[str]:
 
 
 def _joined(ledgers: Sequence[Ledger]) -> list[str]:
-    """What became of the commits that are in no published history."""
+    """Lines on entries that name commits outside the published history."""
     named = [e for ledger in ledgers for e in ledger.entries.values() if e.status in MEASURED]
     count = sum(any(commit in e.commit for commit in JOINED) for e in named)
     if not count:
@@ -276,7 +276,7 @@ def _joined(ledgers: Sequence[Ledger]) -> list[str]:
 
 
 def _checked(path: Path) -> list[str]:
-    """What came of running random measurements again."""
+    """Lines on the outcome of running random measurements again."""
     if not path.exists():
         return []
     found = json.loads(path.read_text())
@@ -350,7 +350,7 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
 
 
 def _answer(counts: Counter[str], measured: Sequence[Entry], beyond: int) -> str:
-    """What became of a table's numbers, and by which kind of measurement."""
+    """Sentences on the status of a table's numbers, and on the kinds of measurement."""
     found = [name for name in (*STATUSES, NO_ENTRY) if counts[name]]
     said = [f"{counts[name]} {'is' if counts[name] == 1 else 'are'} {name}" for name in found]
     if "met" in found and beyond:
@@ -376,7 +376,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _common(differences: Sequence[str]) -> list[str]:
-    """The parts that all lists of differences share, in their order."""
+    """The parts that all lists of differences share, in the order of the first list."""
     first, *rest = [text.split("; ") for text in differences]
     return [part for part in first if part and all(part in other for other in rest)]
 
@@ -386,7 +386,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def _letters(parts: Sequence[str]) -> dict[str, str]:
-    """A letter for each part, a to z and then aa, ab and so on, in the order of their first use."""
+    """A letter for each part in the order of first use: a to z, then aa, ab and so on."""
     ab = string.ascii_lowercase
     names = [*ab, *(a + b for a in ab for b in ab)]
     return dict(zip(dict.fromkeys(parts), names, strict=False))
@@ -401,7 +401,7 @@ def _row(entry: Entry, *, beyond: bool, decides: bool) -> list[str]:
         name = name.replace(short, words)
     variant = entry.variant + (f" ({re.sub('[-#]', ', ', name)})" if name else "")
     gpus = re.findall(r"gpu: ([^,;]+)", entry.machine)
-    devices = gpus + ["CPU"] * ("cpu: " in entry.machine) if gpus else []  # without any, the CPU goes without saying
+    devices = gpus + ["CPU"] * ("cpu: " in entry.machine) if gpus else []  # without a GPU, the CPU is not named
     verdict = "met, beyond" if beyond else entry.status
     return [
         entry.cell.partition("/")[2],

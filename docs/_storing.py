@@ -24,7 +24,7 @@ from jaxleak.study.ledger import MEASURED, Entry
 
 RESULTS = Path(__file__).parent / "results"
 
-#: What a run stores along its iterations: the PSNR, and rounds with the losses F1 and F2 of CAFE's first two steps.
+#: Arrays that a run stores over its iterations: PSNR, and rounds with the losses F1 and F2 of CAFE's first two steps.
 CURVES = ("curve", "f_history")
 
 
@@ -43,7 +43,7 @@ class Args:
 
 
 def main(args: Args) -> Path:
-    """Copy what the options name; returns the file that was written."""
+    """Copy the run or the cell that the options name; returns the written file."""
     name = args.name or args.run.resolve().name
     path = store_cell(args.run, args.cell, seed=args.seed, name=name) if args.cell else store_run(args.run, name)
     print(f"wrote {path}")
@@ -51,19 +51,19 @@ def main(args: Args) -> Path:
 
 
 def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
-    """Copy a finished run's `results.json`, without the folder that it was written to.
+    """Copy a finished run's `results.json`, without the path of its run folder.
 
     Args:
         folder: the run folder.
-        name: of the copy, without its ending.
-        results: where the copy goes.
+        name: name of the copy, without its ending.
+        results: folder for the copy.
 
     Returns:
         The file that was written.
 
     Raises:
         FileNotFoundError: if the folder has no `results.json`.
-        ValueError: if the run was not finished, or is of code that was not committed.
+        ValueError: if the run was not finished, or its code was not committed.
     """
     content = read_json(folder / "results.json", dict)
     if content.get("status") != "complete":
@@ -71,7 +71,7 @@ def store_run(folder: Path, name: str, results: Path = RESULTS) -> Path:
     commit = content["provenance"]["commit"]
     if commit.endswith("-dirty"):
         raise ValueError(f"{folder}: the run is of {commit}, which nobody else has; commit the code and run it again")
-    # Folders of this machine are nobody else's: of an option that names one the last part stays.
+    # Folders exist only on this machine, so an option that is an absolute path keeps only its last part.
     config = {name: Path(value).name if _is_absolute(value) else value for name, value in content["config"].items()}
     content["config"] = {**config, "out": None}
     return _write(results / f"{name}.json", json.dumps(content, indent=2))
@@ -82,14 +82,14 @@ def _is_absolute(option: Any) -> bool:
 
 
 def store_cell(runs: Path, cell: str, *, seed: int, name: str, results: Path = RESULTS) -> Path:
-    """Write the scores and the curves of one seed of a cell of a ledger, with the entry's command and origin.
+    """Write one seed's scores and curves for a cell of a ledger, with the entry's command and origin.
 
     Args:
-        runs: what `python -m experiments.reproduce` had as `--out`, with PAPER behind it.
-        cell: PAPER's cell and its variant, as `table2/cafe/mnist@printed`, with `@NAME` where the measurement has one.
-        seed: which seed.
-        name: of the file, without its ending.
-        results: where the file goes.
+        runs: subfolder PAPER of the folder that `python -m experiments.reproduce` had as `--out`.
+        cell: PAPER's cell and its variant, as `table2/cafe/mnist@printed`, with `@NAME` if the measurement has a name.
+        seed: seed of the run to write.
+        name: name of the file, without its ending.
+        results: folder for the file.
 
     Returns:
         The file that was written.

@@ -11,19 +11,19 @@ ROOT = Path(__file__).parent.parent
 
 @functools.cache
 def module_at(path: str) -> ModuleType:
-    """The module in a file.
+    """Load the module in a file.
 
     Args:
         path: the file's path from the root of the clone.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ImportError: if the file is not one of Python code, or needs a package that is missing.
+        ImportError: if the file is no Python code, or needs a package that is missing.
     """
     spec = importlib.util.spec_from_file_location(path.removesuffix(".py").replace("/", "."), ROOT / path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no file of Python code")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its classes look for themselves
+    sys.modules[spec.name] = module  # classes look up their own module here
     spec.loader.exec_module(module)
     return module

@@ -8,7 +8,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "paper"
 
 
-@functools.cache  # studies ask hundreds of times, and change nothing
+@functools.cache  # studies call this hundreds of times, and do not change the result
 def tables(paper: str) -> dict[str, dict[str, Any]]:
     """Result tables of `paper` by id, each with `title`, `metric`, `setting` and its list of `cell`s."""
     with (FOLDER / f"{paper}.toml").open("rb") as file:

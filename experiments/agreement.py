@@ -36,7 +36,7 @@ _MLP = replace(_CONVNET, model="mlp", iterations=500)
 _LENET = replace(_CONVNET, model="lenet", activation="relu", data="mnist", iterations=500)
 _RESNET = replace(_CONVNET, model="resnet10", width=16, batch_size=1, iterations=1000)
 
-#: Cases that take seconds a seed; those of one model and number of iterations share a compilation.
+#: Cases that take seconds per seed. Cases with the same model and number of iterations share a compilation.
 QUICK: dict[str, Case] = {
     "convnet-b4": _CONVNET,
     "convnet-b4-patches": replace(_CONVNET, data="natural_patches"),
@@ -54,7 +54,7 @@ QUICK: dict[str, Case] = {
     "convnet-b1-cut-short": replace(_CONVNET, batch_size=1, iterations=40),
     "lenet-b4-exact-kinks": replace(_LENET, exact_kinks=True),
 }
-#: Cases that take minutes a seed.
+#: Cases that take minutes per seed.
 SLOW: dict[str, Case] = {
     "resnet10_16-b1": _RESNET,
     "resnet10_16-b1-patches": replace(_RESNET, data="natural_patches"),
@@ -63,7 +63,7 @@ SLOW: dict[str, Case] = {
     "resnet18_16-b1": replace(_RESNET, model="resnet18", iterations=200),
     "vit_tiny-b1": replace(_RESNET, model="vit_tiny", width=None, iterations=100),
 }
-#: Cases of other attacks and of deep networks. The last two compile for minutes, and two starts at once need 17 GB.
+#: Cases with other attacks or deep networks. The last two compile for minutes, and two starts at once need 17 GB.
 DEEP: dict[str, Case] = {
     "mlp-b4-ggl": replace(_MLP, attack="ggl", iterations=200),
     "mlp-b4-rog": replace(_MLP, attack="rog", iterations=200),
@@ -75,36 +75,36 @@ DEEP: dict[str, Case] = {
     "mobilenet_v2-b1": replace(_RESNET, model="mobilenet_v2", width=None, iterations=100, microbatch=1),
 }
 CASES = QUICK | SLOW | DEEP
-#: How many of the seeds a case runs at most. Of the first two about as many images are wrong as right.
+#: Largest number of seeds that a case runs. In the first two cases, about as many images are wrong as right.
 MOST_SEEDS = dict.fromkeys(QUICK, 6) | dict.fromkeys(SLOW, 4) | dict.fromkeys(DEEP, 2)
 MOST_SEEDS |= {"convnet-b4": 12, "convnet-b4-patches": 12} | {name: 6 for name in DEEP if "any-loss" in name}
 
 #: Scores of a run that results.json keeps.
 KEPT = ("psnr", "score", "cosine_distance", "gradient_matched")
-#: The share of the wrong images that may reach the threshold.
+#: Largest share of the wrong images that may reach the threshold.
 FALSE_ALARMS_AT_MOST = 0.05
-#: Thresholds that are tried.
+#: Candidates for the threshold.
 THRESHOLDS = np.round(np.arange(0.5, 1.0, 0.01), 2)
 
 
 class Images(NamedTuple):
-    """One entry per image."""
+    """Scores and properties of images, one entry per image (I images)."""
 
     agreement: np.ndarray  # (I,) SSIM between the two starts
-    tinted: np.ndarray  # (I,) the same after the second start was given the tint of the first
-    ssim: np.ndarray  # (I,) of the answer to the truth
-    matched: np.ndarray  # (I,) bool, the gradient is matched
-    determined: np.ndarray  # (I,) bool, no other image was found with this update
-    defended: np.ndarray  # (I,) bool
-    seed: np.ndarray  # (I,)
+    tinted: np.ndarray  # (I,) the same, after the second start's image took the tint of the first
+    ssim: np.ndarray  # (I,) SSIM between the reconstruction and the truth
+    matched: np.ndarray  # (I,) bool: the run matches the gradient
+    determined: np.ndarray  # (I,) bool: no other image was found with the same update
+    defended: np.ndarray  # (I,) bool: the update is defended
+    seed: np.ndarray  # (I,) seed of the run
 
     @property
     def right(self) -> np.ndarray:
-        """(I,) bool."""
+        """Whether each image is reconstructed, by its SSIM to the truth: (I,) bool."""
         return self.ssim > updates.RECOGNISED_ABOVE
 
     def where(self, rows: np.ndarray) -> "Images":
-        """Some of them."""
+        """The images that the index array or mask `rows` selects."""
         return Images(*(column[rows] for column in self))
 
 
@@ -173,12 +173,12 @@ def main(args: Args) -> dict[str, float]:
 
 
 def images_of(case: Case, seed: int, result: Result) -> Images:
-    """The images of one run.
+    """The scores of one run's images.
 
     Args:
         case: the case that was attacked, from two starts.
         seed: the seed of the run.
-        result: what it left.
+        result: scores and arrays of the run.
     """
     truth, estimate, other = (result.arrays[name] for name in ("truth", "estimate", "other"))
     size = len(truth)
@@ -194,14 +194,14 @@ def images_of(case: Case, seed: int, result: Result) -> Images:
 
 
 def choose(agreement: np.ndarray, right: np.ndarray) -> float:
-    """The lowest of `THRESHOLDS` that at most `FALSE_ALARMS_AT_MOST` of the wrong images reach; 1 if there is none."""
+    """The lowest of `THRESHOLDS` that a share of at most `FALSE_ALARMS_AT_MOST` of the wrong images reaches, else 1."""
     fine = [t for t in THRESHOLDS if (agreement[~right] >= t).sum() <= FALSE_ALARMS_AT_MOST * (~right).sum()]
     return float(min(fine, default=1.0))
 
 
 def judge(images: Images) -> dict[str, float]:
-    """The threshold of the even seeds, the rates of all rules on the odd ones, and those at `audit.AGREE_ABOVE`."""
-    from jaxleak.audit import AGREE_ABOVE  # which takes longer than --help may
+    """Choose the threshold on the even seeds; rate all rules on the odd seeds, and at `audit.AGREE_ABOVE` on all."""
+    from jaxleak.audit import AGREE_ABOVE  # imported late: it takes longer than --help may
 
     undefended, defended = images.where(~images.defended), images.where(images.defended)
     even = undefended.seed % 2 == 0
@@ -222,7 +222,7 @@ def judge(images: Images) -> dict[str, float]:
             rates = updates.believed_rates(believed, some.right)
             found |= {f"{group}/{rule}/{name}": value for name, value in rates.items()}
     if 0 < undefended.right.sum() < len(undefended.right):
-        from sklearn.metrics import roc_auc_score  # which takes longer than --help may
+        from sklearn.metrics import roc_auc_score  # imported late: it takes longer than --help may
 
         for name, values in (("as_shown", undefended.agreement), ("up_to_tint", undefended.tinted)):
             found[f"undefended/area_under_roc/{name}"] = float(roc_auc_score(undefended.right, np.nan_to_num(values)))
@@ -248,8 +248,8 @@ def _range(values: np.ndarray) -> str:
 
 
 def draw(path: Path, images: Images, threshold: float) -> None:
-    """All images, and the rates along the threshold."""
-    from jaxleak.audit import AGREE_ABOVE  # which takes longer than --help may
+    """Draw the agreement and the SSIM of all images, and the rates as functions of the threshold."""
+    from jaxleak.audit import AGREE_ABOVE  # imported late: it takes longer than --help may
 
     split = {"undefended updates": images.where(~images.defended), "defended updates": images.where(images.defended)}
     groups = {group: some for group, some in split.items() if len(some.seed)}

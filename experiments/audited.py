@@ -35,7 +35,7 @@ from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
 _NETWORKS = "examples/networks"
-#: Where a run folder keeps the files of its cases.
+#: Subfolder of a run folder for the files of its cases.
 _CELLS = "cells"
 _TRAINING, _EPOCHS, _TRAINING_BATCH = 2000, 3, 50
 #: Learning rate of clients that take several steps.
@@ -47,26 +47,26 @@ _SCORES = (
 
 
 class Case(NamedTuple):
-    """One client."""
+    """A client: network, batch, and how it trains."""
 
-    network: str  # in torch_networks, or a factory in jax_networks
+    network: str  # name of a class in torch_networks, or of a factory in jax_networks
     batch_size: int = 1
     trained: bool = False
     batch_norm: str = "train"
-    local_steps: int = 1  # plain descent, each step on a batch of its own
+    local_steps: int = 1  # steps of plain SGD, each on another batch
 
     @property
     def images(self) -> int:
-        """How many images the update is made of."""
+        """Number of images behind the update."""
         return self.batch_size * self.local_steps
 
     @property
     def in_torch(self) -> bool:
-        """Whether the client computes in PyTorch; the classes there have names in capitals."""
+        """Whether the client computes in PyTorch, where names of networks begin with a capital letter."""
         return self.network[0].isupper()
 
 
-#: Names of cases by network and mode of batch normalisation; "-trained" stands in the place of {}.
+#: Name of a case to its network and mode of batch normalisation; {} is empty, or "-trained" for a trained network.
 _OWNED = {
     "cnn{}": ("Cnn", "train"), "cnn-nnx": ("nnx_cnn", "train"), "cnn-equinox": ("equinox_cnn", "train"),
     "two-pools-cnn{}": ("TwoPoolsCnn", "train"), "convnet{}": ("ConvNet", "train"),
@@ -148,8 +148,8 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def folder_of(out: Path, name: str, args: Args) -> Path:
-    """Where a case has its files: a folder named by all that its results depend on, apart from the data's contents."""
-    # Cases of one step have the folders that they had before there were others.
+    """Folder of a case's files, named by all settings that its results depend on; the data's contents do not count."""
+    # Cases of one step leave `local_steps` out, so that their folders keep the names from before this field existed.
     case = {field: value for field, value in CASES[name]._asdict().items() if (field, value) != ("local_steps", 1)}
     depends = {"case": case, "seed": args.seed, "minutes": args.minutes, "data": args.data}
     return out / _CELLS / f"{name}-{digest(depends)}"
@@ -160,7 +160,7 @@ def _is_finished(own: Path) -> bool:
 
 
 def _require_frameworks(cases: list[Case]) -> None:
-    """Raise `ImportError` where a package is missing that a client of these cases computes with."""
+    """Raise `ImportError` if a package is missing that a client of these cases computes with."""
     # The clients in Flax and Equinox take their weights from the network in PyTorch.
     needed = {"torch": bool(cases), "equinox": not all(case.in_torch for case in cases)}
     missing = [name for name, needs in needed.items() if needs and importlib.util.find_spec(name) is None]
@@ -169,7 +169,7 @@ def _require_frameworks(cases: list[Case]) -> None:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A table in Markdown."""
+    """The results by case as a table in Markdown."""
     shown = [
         [
             name, row["verdict"], f"{row.get('psnr', math.nan):.1f}", f"{row.get('ssim', math.nan):.2f}", row["best"],
@@ -181,7 +181,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _row(case: Case, results: dict[str, Any]) -> dict[str, Any]:
-    """What one audit said; "best" is the attack whose images are shown."""
+    """The results of one audit; "best" is the attack whose images the report shows."""
     attacks = results["attacks"]
     shown = [a["attack"] for a in attacks if a["misfit"] == results["metrics"].get("gradient_misfit")]
     scores = {name: results["metrics"][name] for name in _SCORES if name in results["metrics"]}
@@ -193,7 +193,7 @@ def _row(case: Case, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_folders(command: str) -> str:
-    """A command whose files are named without the folders of the machine on which it ran."""
+    """The command without the folders in front of file names, since these belong to the machine on which it ran."""
     return re.sub(r"(?<=\s)/\S*/", "", command)
 
 
@@ -232,7 +232,7 @@ def _torch_client(
         _train(net, images, args.seed, behind=max(case.images, *_SIZES))
     x, y = torch.tensor(batch[0]).permute(0, 3, 1, 2), torch.tensor(batch[1]).long()
     net.train(case.batch_norm == "train")
-    # A step in training mode moves the running statistics, which the server knows as they were before.
+    # Save the weights first: a step in training mode moves the running statistics, and the server knows the old ones.
     torch.save(net.state_dict(), weights)
     optimizer = torch.optim.SGD(net.parameters(), lr=_RATE)
     for rows in torch.arange(case.images).split(case.batch_size):
@@ -246,7 +246,7 @@ def _torch_client(
 
 
 def _train(net: Any, images: data.Dataset, seed: int, *, behind: int) -> None:
-    """Adam on images behind those of the client."""
+    """Train by Adam on images that follow the client's in the data set, from position `behind` on."""
     import torch
 
     x = torch.tensor(np.asarray(images.x[behind : behind + _TRAINING], np.float32)).permute(0, 3, 1, 2)
@@ -263,7 +263,7 @@ def _train(net: Any, images: data.Dataset, seed: int, *, behind: int) -> None:
 def _jax_client(
     case: Case, images: data.Dataset, args: Args, batch: tuple[np.ndarray, np.ndarray], weights: Path
 ) -> None:
-    """The PyTorch network's weights, and the gradient that the other framework computes with them."""
+    """Write the PyTorch network's weights, and the gradient that the other framework computes with them."""
     import torch
 
     torch_networks, jax_networks = (module_at(f"{_NETWORKS}/{name}_networks.py") for name in ("torch", "jax"))
@@ -277,10 +277,10 @@ def _jax_client(
 
 
 def _differences(own: Mapping[str, Path]) -> dict[str, float]:
-    """How far update and images through Flax NNX and Equinox are from those through PyTorch; relative for updates.
+    """Largest differences of update (relative) and images between Flax NNX or Equinox and PyTorch.
 
     Args:
-        own: every case's folder, finished or not; where one of two frameworks is missing there is no difference.
+        own: every case's folder, finished or not; a difference needs the case to be finished in both frameworks.
     """
     found = dict[str, float]()
     for library, size in itertools.product(("nnx", "equinox"), _SIZES):
@@ -294,7 +294,7 @@ def _differences(own: Mapping[str, Path]) -> dict[str, float]:
         of_batch = f"{library}_b{size}" if size > 1 else library
         found[f"{of_batch}_update"] = max(float(np.abs(by_torch[n] - arrays[n]).max()) for n in by_torch) / largest
         images = [np.load(path / "audit" / "reconstruction.npz")["x"] for path in (first, other)]
-        # Images of one class may stand in another order, of which an update says nothing.
+        # Images of one class may stand in another order, since an update does not depend on it.
         orders = itertools.permutations(range(size))
         found[f"{of_batch}_image"] = min(float(np.abs(images[0] - images[1][list(o)]).max()) for o in orders)
     return found

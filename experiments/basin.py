@@ -76,13 +76,13 @@ class Args:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A job: the distances of one row."""
+    """A job: measure the distances of one row."""
 
     case: Case
     sharpness: tuple[float, ...]
     batches: int
     compare: str
-    training: Training | None  # None draws the weights
+    training: Training | None  # None: random weights
 
 
 class Measurements:
@@ -93,11 +93,11 @@ class Measurements:
         self.folder = folder
 
     def identity(self, job: Measurement, seed: int) -> dict[str, Any]:
-        """The row, and what is measured of it."""
+        """What a result depends on: all fields of the job, and the seed."""
         return jsonable(asdict(job)) | {"seed": seed}
 
     def sources(self, job: Measurement, seed: int) -> Arrays:
-        """The client's data, and those that the weights were trained on."""
+        """The client's data, and the data that the weights were trained on."""
         found = sources_of_update(job.case, seed)
         return found if job.training is None else {**found, **drawn(job.case.data, None, seed)}
 
@@ -108,11 +108,11 @@ class Measurements:
             refuse_overlap(job.case)
 
     def cost(self, job: Measurement) -> Cost:
-        """A guess: seconds of a small network."""
+        """Estimated seconds, guessed for a small network."""
         return Cost(0.1 * job.batches * len(job.sharpness), 10.0)
 
     def run(self, job: Measurement, seed: int) -> Result:
-        """Measure."""
+        """Measure the distances, after training the weights if the job asks for it."""
         variables, reached = None, dict[str, float]()
         if job.training is not None:
             variables, reached = trained(job.case, job.training, seed, self.folder.path / "weights")
@@ -129,7 +129,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     for row in args.rows:
         _validate.one_of(HOMOTOPY_ROWS, rows=row)
         case = replace(HOMOTOPY_ROWS[row], data=args.data)
-        # Every batch is compared with one that is never the truth.
+        # Every batch is compared with another batch that is never the truth, hence the factor 2.
         _validate.in_range(1, case.pool // (2 * case.batch_size), batches=args.batches)
         training = args.warm if args.weights == "warm" else None
         jobs[row] = Measurement(case, args.sharpness, args.batches, args.compare, training)
@@ -176,7 +176,7 @@ def main(args: Args) -> list[dict[str, Any]]:
 
 
 def show(cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
-    """Print a row's distances, and their reach below."""
+    """Print a row's distances as a table, with the reach below them."""
     table = Table("sharpness", *cell["distance"], title=f"{cell['id']}: distance from the observed gradient")
     for i, beta in enumerate(sharpness):
         table.add_row(f"{beta:g}", *(f"{cell['distance'][name][i]:.3f}" for name in cell["distance"]))
@@ -188,7 +188,7 @@ def show(cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
 
 
 def draw(path: Path, cell: dict[str, Any], sharpness: tuple[float, ...]) -> None:
-    """One curve per candidate over the sharpness."""
+    """Draw one curve per candidate: the distance over the sharpness."""
     x = np.array(sharpness, float)
     series = {name: (x, np.array(cell["distance"][name])) for name in cell["distance"]}
     xlabel, ylabel = "sharpness of the smoothed kinks", "distance from the observed gradient (lower is closer)"

@@ -7,7 +7,7 @@ from jaxleak.study import run_command
 
 
 def main(args: Args) -> dict[str, float]:
-    """Run it; returns the metrics. What that needs is imported when the options were understood."""
+    """Run the study; returns the metrics. Heavy imports wait until the options are parsed."""
     return importlib.import_module("jaxleak._command.cafe_scale.run").main(args)
 
 

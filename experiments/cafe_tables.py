@@ -34,10 +34,10 @@ from jaxleak.study.rows import NO_DATA, NOT_ASKED, require_match, show_cells
 from jaxleak.study.runner import Result, Runner, runner_in
 from jaxleak.study.sources import unavailable
 
-#: What a row keeps of every seed beside its value; None where a run has no such number.
+#: Scores that a row keeps for every seed beside its value; None where a run has no such score.
 PER_SEED = ("images", "images_asked", "answered", "recovered", "feature_error", "psnr_channel_peak")
 
-#: What the figures show, by their names.
+#: Captions of the figures, by file name.
 CAPTIONS = {
     "descent.png": "The PSNR over the iterations of Step III, a curve per row and seed. The attacker does not see it.",
     "single.png": "The PSNR over the iterations of CAFE's single-loop algorithm. The attacker does not see it.",
@@ -110,7 +110,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
 
 
 def _reason(args: Args, cell: Cell, missing: Mapping[str, str]) -> str:
-    """Why a cell is not run whatever the budget, or nothing."""
+    """The reason why no budget makes a cell run; empty if there is none."""
     dataset = setting_of(cell).dataset
     if dataset not in args.datasets or args.only not in cell.id:
         return NOT_ASKED
@@ -118,7 +118,7 @@ def _reason(args: Args, cell: Cell, missing: Mapping[str, str]) -> str:
 
 
 def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
-    """What else a row says: how it was run, and of every seed what `PER_SEED` names."""
+    """Further entries of a row: how it was run, and for every seed the scores in `PER_SEED`."""
     setting = setting_of(cell)
     per_seed = {name: [of_seed[0].scores.get(name) for of_seed in results] for name in PER_SEED}
     return {"solver": setting.kind, "iterations": setting.iterations or None, **per_seed}
@@ -134,21 +134,21 @@ def _how(row: dict[str, Any]) -> str:
 
 
 def _images(row: dict[str, Any]) -> str:
-    """How many images the mean of a row is over, all seeds together, and how many there were."""
+    """Number of images in the mean of a row, over all seeds, and the number that was asked for."""
     if None in (*row["images"], *row["images_asked"]):
         return ""
     return f"{sum(row['images']):.0f} of {sum(row['images_asked']):.0f}"
 
 
-#: What stands beside a cell: heading to its text.
+#: Columns beside a cell: heading to the function that gives the text.
 BESIDE = {"how": _how, "images": _images}
 
 
 def pictured(runner: Runner, chosen: Sequence[Cell], seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """The truth and the reconstructions by every finished row of a table, by table and data set.
+    """Images of the contact sheets: the truth and every finished row's reconstructions, by table and data set.
 
     A row of a sheet is labelled with the rest of its cell's id and its mean PSNR. The samples are the first ones for
-    which every row has a reconstruction: the exact engine leaves out those for which it has no answer.
+    which every row has a reconstruction, since the exact engine leaves out samples for which it has no answer.
     """
     found: dict[str, dict[str, Result]] = {}
     for cell in chosen:
@@ -189,7 +189,7 @@ def _draw_curves(folder: RunFolder, runner: Runner) -> None:
             series[f"{label}, seed {seed}"] = (points[:, 0], points[:, 1])
             stored.append({"kind": kind, "label": label, "seed": seed, "curve": points})
         if series:
-            log, path = kind == "training", folder.figure(f"{kind}.png")  # such losses span many orders of magnitude
+            log, path = kind == "training", folder.figure(f"{kind}.png")  # these losses span many orders of magnitude
             plots.curves(path, series, title=title, xlabel="iteration", ylabel=ylabel, log_y=log)
     write_json(folder.path / "curves.json", stored)
 

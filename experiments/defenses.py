@@ -79,7 +79,7 @@ STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DEL
 
 ONLY = ("none", *CLIENT_DEFENSES, "secure_aggregation")
 
-#: Defenses that the demonstration also attacks by an attacker who knows them.
+#: Defenses for which the demonstration adds an attacker who knows the defense.
 DEMO_ADAPTIVE = ("soteria", "sparsification")
 
 
@@ -151,7 +151,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     planned = _checked(args, chosen)
     if attacked := [point.case for points in planned.values() for point in points]:
         about_defenses(attacked, adaptive=args.adaptive)  # refuses a mechanism that its defense contradicts
-        # Better known now than in every one of the points: the smallest attack fits, and there are enough samples.
+        # Check once before all points that the smallest attack fits in memory and that there are enough samples.
         require_memory_of_update(min(attacked, key=lambda case: case.images))
         data.load(args.data, args.federation.samples + args.federation.test_samples, args.seeds[0])
     out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
@@ -166,7 +166,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
         runner.check((job for cell in every for job in cell.jobs), args.seeds)
         folder.log_again()
         for number, study in enumerate(chosen):
-            share = left / (len(chosen) - number)  # what a study does not need goes to those after it
+            share = left / (len(chosen) - number)  # later studies get what this one leaves
             budget = Budget(share)
             if study in delegated.DELEGATED:
                 rows, of_study = _delegated(args, study, folder, budget)
@@ -213,7 +213,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
         "labels",
     )  # fmt: skip
     of_clients = {name: getattr(args.federation, name) for name in ("batch_size", "learning_rate")}
-    pool = min(Case.pool, args.federation.samples)  # the samples are the training's, as the report says
+    pool = min(Case.pool, args.federation.samples)  # attacked samples come from the training's
     base = Case(**{name: getattr(args, name) for name in same} | of_clients, pool=pool)
     if args.unseen:
         base = replace(base, skip=args.federation.samples, pool=args.federation.test_samples)
@@ -236,7 +236,7 @@ def _checked(args: Args, chosen: tuple[str, ...]) -> dict[str, list[TradeOffPoin
 
 
 def _having(defense: str, chosen: tuple[str, ...]) -> list[str]:
-    """The chosen studies that have a defense; the demonstration takes any."""
+    """The chosen studies that have this defense; the demonstration takes any."""
     own = [study for study in chosen if study in studies.STUDIES]
     has = {s: {n for p in studies.STUDIES[s](Case(), {}) for n in (p.case.defense, p.curve)} for s in own}
     return [study for study in own if study == "demo" or defense in has[study]]
@@ -245,7 +245,7 @@ def _having(defense: str, chosen: tuple[str, ...]) -> list[str]:
 def _shown(
     args: Args, study: str, points: list[TradeOffPoint], rows: list[dict[str, Any]], folder: RunFolder, runner: Runner
 ) -> tuple[list[dict[str, Any]], list[Section]]:
-    """Print and draw a study that ran here; its rows, with what the paper says besides, and its part of the report."""
+    """Print and draw a study; returns its rows with the paper's further statements, and its sections of the report."""
     report.show(rows)
     told = about_defenses([point.case for point in points], adaptive=args.adaptive)
     print(*told, sep="\n")

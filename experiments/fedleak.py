@@ -122,19 +122,19 @@ def main(args: Args) -> dict[str, float]:
 
 
 def _options(args: Args) -> dict[str, Any]:
-    """All options by the names that they are typed with."""
+    """All options by their names on the command line."""
     options = asdict(args)
     options |= options.pop("sizes")
     return options
 
 
 def tables(args: Args) -> dict[str, float]:
-    """Run what fits the budget, list the rest.
+    """Run the cells that fit the budget, and list the others with the reason.
 
     Raises:
-        ValueError: on an unknown table, options out of range, `--only` in no cell's id, or data of an option that
-            cannot be loaded; in the end, if no cell ran.
-        FileNotFoundError: in the end, if no cell ran for lack of data.
+        ValueError: on an unknown table, options out of range, `--only` in no cell's id, or data that an option names
+            and that cannot be loaded; at the end, if no cell ran.
+        FileNotFoundError: at the end, if no cell ran for lack of data.
     """
     wanted = args.table or names()
     for name in wanted:
@@ -169,7 +169,7 @@ def tables(args: Args) -> dict[str, float]:
 
 
 def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
-    """What else a row says: means over the seeds and the attacked rounds."""
+    """Further entries of a row: means of the scores over the seeds and the attacked rounds."""
     of_rounds = [at for at, job in enumerate(cell.jobs) if replace(job, training=cell.jobs[0].training) == cell.jobs[0]]
     scores = [of_seed[at].scores for of_seed in results for at in of_rounds]
     names = ("psnr", "psnr_up_to_scale", "psnr_grey", "ssim", "cosine_distance", "label_accuracy", "test_accuracy")
@@ -177,19 +177,19 @@ def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
 
 
 def reason_against(args: Args, cell: Cell) -> str:
-    """Why a cell is not run whatever the budget, or nothing."""
+    """The reason why no budget makes a cell run; empty if there is none."""
     reason = cell.reason or (NOT_ASKED if args.only not in cell.id else "")
     return reason or next(filter(None, (missing(job.case.data) for job in cell.jobs)), "")
 
 
 def missing(spec: str) -> str:
-    """Why a cell's data cannot be had, or nothing."""
+    """The reason why a cell's data are not available; empty if they are."""
     why = unavailable(spec)
     return f"{NO_DATA}{why}; --substitute natural_patches takes images that need no file" if why else ""
 
 
 def sizes_of(args: Args, attack_round: int = 0) -> Sizes:
-    """The replacements that the options ask for, with the upload of one round under attack."""
+    """The replacements of printed settings that the options ask for, for an attack on the upload of one round."""
     specs = dict(DATASETS)
     specs |= {"SVHN": args.svhn} if args.svhn else {}
     specs |= {"Lung-Colon Cancer": args.lungcolon} if args.lungcolon else {}

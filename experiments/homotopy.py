@@ -134,7 +134,7 @@ def main(args: Args) -> list[dict[str, Any]]:
         runner = runner_in(
             folder, updates.Inversions(folder, fresh=args.fresh, watch=progress.update), fresh=args.fresh
         )
-        # All that can be refused is refused before the first run.
+        # Every job is checked before the first run.
         for job in jobs.values():
             runner.jobs.require(job, args.seeds[0])
         runner.check(jobs.values(), args.seeds)
@@ -163,7 +163,7 @@ def main(args: Args) -> list[dict[str, Any]]:
 
 
 def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]:
-    """Means over the seeds, the spread of the PSNR, and every seed's own."""
+    """Means of the scores over the seeds, the spread of the PSNR, and the PSNR of every seed."""
     mean = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in outcomes[0].scores}
     psnr = [o.scores["psnr"] for o in outcomes]
     cell = {"id": f"{row}/{variant}", "ours": mean.pop("psnr"), "spread": float(np.std(psnr)), "unit": "dB"}
@@ -171,7 +171,7 @@ def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]
 
 
 def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> None:
-    """One contact sheet per variant, and the gradient distance along the first seed's runs."""
+    """Draw one contact sheet per variant, and the gradient distance over the iterations for the first seed."""
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))
         path = folder.figure(f"{row}-{name.replace(' ', '_')}.png")
@@ -186,7 +186,7 @@ def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> N
 
 
 def show_table(cells: list[dict[str, Any]]) -> None:
-    """Print PSNR beside grey and the distance that is left."""
+    """Print the PSNR beside that of a grey image, the remaining cosine distance, and further scores."""
     columns = {
         "PSNR": ("ours", ".2f"), "spread": ("spread", ".2f"), "up to scale": ("psnr_up_to_scale", ".2f"),
         "grey": ("psnr_grey", ".2f"), "SSIM": ("ssim", ".3f"), "cosine distance": ("cosine_distance", ".2g"),

@@ -7,7 +7,7 @@ from jaxleak.study import run_command
 
 
 def main(args: Args) -> dict[str, float]:
-    """Attack; returns the metrics. What that needs is imported when the options were understood."""
+    """Attack; returns the metrics. Heavy imports wait until the options are parsed."""
     return importlib.import_module("jaxleak._command.invert.run").main(args)
 
 

@@ -17,7 +17,7 @@ from jaxleak.study import run_command
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Make and check all mistakes; returns the metrics. What that needs is imported after the options."""
+    """Make and check all mistakes; returns the metrics. Heavy imports wait until the options are parsed."""
     return importlib.import_module("experiments._mistakes.study").main(args)
 
 

@@ -99,7 +99,7 @@ def main(args: Args) -> int:
         0, or 1 if `--check` found a cell that does not agree or could not run, or `--data-sets` found other samples.
 
     Raises:
-        ValueError: on options out of range, if no cell has the names asked for, or if nothing of what was asked for
+        ValueError: on options out of range, if no cell has the requested names, or if none of the requested cells
             could be run although there was a budget.
     """
     _validate.non_negative(budget=args.budget, check=args.check)
@@ -129,7 +129,7 @@ def main(args: Args) -> int:
 
 
 def compare_data_sets(args: Args, ledgers: list[Ledger]) -> int:
-    """Compare the data behind the measured cells with what is stored; 1 if some differ, are missing or not stored."""
+    """Compare the data behind the measured cells with the stored ones; 1 if any differ, are missing or not stored."""
     data_sets = DataSets(FOLDER)
     specs = {spec for ledger in ledgers for spec in data_of(study_of(ledger.paper, _folder(args, ledger)), ledger)}
     if args.record:
@@ -140,10 +140,10 @@ def compare_data_sets(args: Args, ledgers: list[Ledger]) -> int:
 
 
 def draw(args: Args, ledgers: list[Ledger]) -> None:
-    """Draw the sheets of what is finished in the folder of the runs.
+    """Draw contact sheets of the finished runs in the folder of the runs.
 
     Raises:
-        ValueError: if nothing is finished there that has images.
+        ValueError: if no finished run there has images.
     """
     drawn = list[Path]()
     for ledger in ledgers:
@@ -160,15 +160,15 @@ def _folder(args: Args, ledger: Ledger) -> Path:
 
 
 def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
-    """Run what fits the budget, paper by paper; papers get equal shares of what is left.
+    """Run the cells that fit the budget, paper by paper; every paper gets an equal share of the rest of the budget.
 
     Raises:
         ValueError: if there is a budget and nothing was measured, although the ledger lacks something.
-        ConfigMismatchError: if a data set holds other samples than the ledger was measured on, and this is recorded.
+        ConfigMismatchError: with `--record`, if a data set holds other samples than the ledger was measured on.
     """
     left, made, asked = 60.0 * args.budget, list[Entry](), 0
     studies = [study_of(ledger.paper, _folder(args, ledger)) for ledger in ledgers]
-    listed = [list(study.measurements()) for study in studies]  # which takes seconds for the largest
+    listed = [list(study.measurements()) for study in studies]  # takes seconds for the largest study
     if args.record:
         asked_for = (m for measurements in listed for m in measurements if _asked(args, m.cell, m.variant))
         if unknown := DataSets(FOLDER).require_for(asked_for):
@@ -188,7 +188,7 @@ def run(args: Args, ledgers: list[Ledger]) -> list[Entry]:
             kept = queue.kept(wanted, args.seeds) if args.cell else []
             for entry in kept:
                 print(f"recorded before: {entry}")
-            if kept and not args.record:  # other measurements of such cells run only where they are to be kept
+            if kept and not args.record:  # other measurements of these cells run only with --record
                 rest = [m for m in wanted if m.cell not in {entry.cell for entry in kept}]
                 if others := len(wanted) - len(rest) - len(kept):
                     print(f"not recorded yet: {others} more of these cells, which --record runs and keeps")
@@ -214,7 +214,7 @@ def _asked(args: Args, cell: str, variant: str) -> bool:
 
 
 def show_status(args: Args, ledgers: list[Ledger]) -> None:
-    """Print the counts of whole tables, which `--cell` and `--variant` do not divide."""
+    """Print the counts of whole tables; `--cell` and `--variant` are refused."""
     if args.cell or args.variant != tuple(VARIANTS):
         raise ValueError("--status counts the cells of whole tables; leave out --cell and --variant")
     found = summary(ledgers, args.table)
@@ -226,13 +226,13 @@ def show_status(args: Args, ledgers: list[Ledger]) -> None:
 
 
 def check(args: Args, ledgers: list[Ledger]) -> int:
-    """Run recorded cells again in an empty folder; the budget is shared evenly by the cells.
+    """Run recorded cells again in an empty folder; the cells share the budget evenly.
 
     Returns:
-        0, or 1 if a cell does not agree or could not run; such a check is not recorded.
+        0, or 1 if a cell does not agree or could not run; a check with a cell that could not run is not recorded.
 
     Raises:
-        ValueError: if no cell is recorded of those that the options name, or none that the budget allows.
+        ValueError: if none of the cells that the options name is recorded, or none of these fits the budget.
     """
     longest = 60.0 * args.budget / args.check
     chosen, longer = draw_entries(ledgers, args.check, args.seed, longest, lambda e: _asked(args, e.cell, e.variant))
@@ -262,7 +262,7 @@ def check(args: Args, ledgers: list[Ledger]) -> int:
 
 
 def checked(args: Args) -> None:
-    """Run the command, with the exit status of `--check`."""
+    """Run the command, and exit with the status that `main` returns unless it is 0."""
     if status := main(args):
         sys.exit(status)
 

@@ -7,18 +7,18 @@ from jaxleak._command.sweep.options import Args
 from jaxleak._command.sweep.run import main as run_sweep
 from jaxleak.study import run_command
 
-#: What a sweep may start: every study, but no sweep.
+#: Studies that a sweep may start: all but the sweep itself.
 STUDIES = tuple(
     sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_") and p.stem != "sweep")
 )
-#: What --help says before the options.
+#: Text that --help prints before the options.
 HELP = (sweep.__doc__ or "").replace("jaxleak sweep", "python -m experiments.sweep").replace(
     "a command of `jaxleak`", "a module of `experiments`"
 ).replace('"demo"', '"cafe_scale"') + f"\nStudies: {', '.join(STUDIES)}.\n"
 
 
 def main(args: Args) -> None:
-    """Run a line, in place of this process, or merge."""
+    """Run a line of a sweep in place of this process, or merge the results."""
     run_sweep(args, {name: (f"experiments.{name}",) for name in STUDIES})
 
 

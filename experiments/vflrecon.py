@@ -24,7 +24,7 @@ from jaxleak.study import run_command
 
 
 def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
-    """Run the study, as `experiments._vfl.study.main` says; what it needs is imported here, after the options."""
+    """Run the study as `experiments._vfl.study.main` describes; heavy imports wait until the options are parsed."""
     return importlib.import_module("experiments._vfl.study").main(args, need_runs=need_runs)
 
 

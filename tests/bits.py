@@ -1,10 +1,10 @@
 """Whether a change of the code moved any number: `make bits BASE=COMMIT` compares the working tree with a commit.
 
-The digests are those of the common-test problems: every attack's states, infos and answer, every protocol's first
-rounds, and every defense's output. They are compared on one machine with one version of jax, before and after a change
-that should move nothing; other processors round differently, so no digests are kept in the repository. A commit is
-measured by its own `tests/bits.py`. Where nothing was committed before the change, `--write FILE` keeps what is there
-and `--compare FILE` compares with it.
+The digests cover the problems of the common tests: every attack's states, infos and answer, every protocol's first
+rounds, and every defense's output. Digests are compared before and after a change, on one machine with one version of
+jax. Other processors round differently, so the repository stores no digests. The digests of a commit come from its own
+`tests/bits.py`. If the state before the change was not committed, `--write FILE` stores its digests, and
+`--compare FILE` compares with them later.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import conftest  # noqa: F401  # the suite's settings, which must be made before jax is imported
+import conftest  # noqa: F401  # the suite's settings, needed before jax is imported
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ from jaxleak.threats import view
 
 
 def digest(tree):
-    """One digest of all leaves of a tree, whatever their names and order."""
+    """One digest of all leaves of a tree; it does not depend on their names or order."""
     leaves = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -42,14 +42,14 @@ def digest(tree):
 
 
 def of_answer(name, answer):
-    """The fields that an answer has always had; what is added to them later moves no number."""
+    """Digests of the fields that an answer has always had, so that new fields do not change them."""
     matched = answer.answered if answer.gradient_matched is None else answer.gradient_matched
     found = {"x": answer.x, "y": answer.y, "score": answer.score, "found": matched}
     return {f"{name}.{field}": digest(value) for field, value in found.items()}
 
 
 def attack_digests(name):
-    """Three rounds of a case one by one; and two restarts of it by the loop that drives such attacks."""
+    """Digests of three single rounds of a case, and of two restarts by the loop that runs attacks of this kind."""
     case = of_attacks.CASES[name]
     problem, transcripts = of_attacks.three_rounds(case.setting)
     attack = case.build(problem.model, problem.protocol.share, num_samples=of_attacks.N, **case.options)
@@ -79,7 +79,7 @@ def attack_digests(name):
 
 
 def defense_digests(name):
-    """What a defense makes of its common-test payload."""
+    """The digest of a defense's output for its payload in the common tests."""
     defense, _ = of_defenses.DEFENSES[name]
     payload = of_defenses.PAYLOADS[defense.place]
     update = jax.jit(lambda key, payload: defense.update(key, payload, defense.init(payload), **of_defenses.KNOWN))
@@ -87,12 +87,12 @@ def defense_digests(name):
 
 
 def protocol_digests(setting):
-    """The transcripts of the first rounds of a common-test problem."""
+    """The digest of the transcripts of the first rounds of a problem in the common tests."""
     return {f"rounds.{setting}": digest(of_attacks.three_rounds(setting)[1])}
 
 
 def digests_of(only):
-    """Every digest whose case's name contains `only`."""
+    """The digests of every case with `only` in its name."""
     jobs = {f"rounds.{name}": functools.partial(protocol_digests, name) for name in of_attacks.PROBLEMS}
     jobs |= {f"defense.{name}": functools.partial(defense_digests, name) for name in of_defenses.DEFENSES}
     jobs |= {name: functools.partial(attack_digests, name) for name in of_attacks.CASES}
@@ -105,7 +105,7 @@ def digests_of(only):
 
 
 def digests_at(commit, only):
-    """The digests that the code of a commit makes, in a process of its own and from a copy of its files."""
+    """The digests of a commit's code, computed in a process of its own from a copy of the commit's files."""
     root = Path(__file__).parent.parent
     files = subprocess.run(["git", "archive", commit], cwd=root, check=True, stdout=subprocess.PIPE).stdout
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +118,7 @@ def digests_at(commit, only):
 
 
 def report(before, found):
-    """Print what is equal, moved, gone and new; whether nothing is moved or gone."""
+    """Print which digests are equal, moved, gone and new; returns whether none is moved or gone."""
     kept = before.keys() & found.keys()
     moved = sorted(key for key in kept if before[key] != found[key])
     gone, new = sorted(before.keys() - found.keys()), sorted(found.keys() - before.keys())
@@ -129,7 +129,7 @@ def report(before, found):
 
 
 def main():
-    """Write digests, or compare with those of a file or of a commit, and exit with 1 where they differ."""
+    """Write digests, or compare them with those of a file or of a commit; exits with status 1 if they differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="Write all digests to this file.")
     parser.add_argument("--compare", type=Path, help="Compare all digests with those in this file.")
@@ -144,7 +144,7 @@ def main():
     if options.compare:
         stored = json.loads(options.compare.read_text())
         before.append({key: value for key, value in stored.items() if options.only in key})
-    reports = [report(digests, found) for digests in before]  # all are printed
+    reports = [report(digests, found) for digests in before]  # a list, so that all are printed
     if not all(reports):
         sys.exit(1)
 

@@ -15,20 +15,20 @@ import pytest
 # Nearly all of the suite's time is compilation of tiny programs that run once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
-# Nothing that an earlier run of the suite compiled takes part.
+# No program that an earlier run of the suite compiled is used.
 os.environ.setdefault("JAXLEAK_KEEP_COMPILED", "0")
 
-# What this run compiles is compiled once, for all tests, processes of pytest-xdist and commands that they start. A
-# program that another process is just writing reads as a damaged one, and is compiled anew.
+# Each program is compiled once per run, for all tests, processes of pytest-xdist and commands that tests start. A
+# program that another process is still writing looks damaged, and is compiled again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxleak-tests-")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
-# The commands that tests start read the modules that others of them have compiled.
+# Commands that tests start reuse the bytecode of modules that earlier commands wrote.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Two devices, for what several of them share; everything else runs on the first.
+# Two devices, for tests of programs on several devices; everything else runs on the first.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
 # The older code generator compiles a tiny program in two thirds of the time, and a second-order program in one piece
@@ -39,13 +39,13 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 # Chosen by `--hypothesis-profile deep`, see `fuzzing.fuzz`.
 hypothesis.settings.register_profile("deep")
 
-# Traced programs are many small objects that live long; looking through them all is a twentieth of the suite's time.
+# Traced programs are many small long-lived objects, and the garbage collector spends 5 % of the suite's time on them.
 gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks what `slow_cases.txt` lists as slow, before -m selects."""
+    """Mark the tests that `slow_cases.txt` lists as slow, before `-m` selects tests."""
     here = pathlib.Path(__file__).parent
     listed = {line for line in (here / "slow_cases.txt").read_text().splitlines() if not line.startswith("#")}
     found = {f"{item.path.name}::{item.nodeid.partition('::')[2]}": item for item in items}
@@ -57,13 +57,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported stays to the end, so that the collector need not look at it."""
+    """Exempt all imported objects from garbage collection, since they live to the end."""
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten():
-    """Every file forgets its programs: few are shared, and a process that holds all of them is a seventh slower."""
+    """Clear compiled programs after every file: few are shared, and a process that holds all is a seventh slower."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
@@ -71,7 +71,7 @@ def forgotten():
 
 @pytest.fixture(scope="session")
 def perceptron():
-    """A small MLP, its weights, a batch of one image, and the gradient that a client sends of it."""
+    """A small MLP, its weights, a batch of one image, and the gradient that a client sends for it."""
     import small_updates  # imports jax, which must not be imported before the settings above
 
     model = small_updates.perceptron()
@@ -80,7 +80,7 @@ def perceptron():
 
 @pytest.fixture(scope="session")
 def plain():
-    """A client of four images whose small ConvNet does not normalise."""
+    """A client of four images with a small ConvNet without normalisation."""
     from small_updates import Client
 
     return Client(batch_norm=False)
@@ -88,7 +88,7 @@ def plain():
 
 @pytest.fixture(scope="session")
 def normalised():
-    """The same with batch normalisation."""
+    """A client of four images with a small ConvNet with batch normalisation."""
     from small_updates import Client
 
     return Client(batch_norm=True)

@@ -1,10 +1,10 @@
-"""What holds for every dataset that was loaded."""
+"""Assertions that hold for every loaded dataset."""
 
 import numpy as np
 
 
 def check_dataset(data, shape, classes):
-    """Images or rows of this shape in [0, 1], labels below the number of classes."""
+    """Assert that images or rows have this shape and lie in [0, 1], and that labels lie below the number of classes."""
     assert data.x.shape == shape
     assert data.x.dtype == np.float32
     assert data.x.min() >= 0

@@ -1,7 +1,7 @@
-"""Deep networks written once, by the names of jaxleak's own, with the layers of plain Flax or of PyTorch.
+"""Deep networks with jaxleak's names of layers, written once for layers of plain Flax or of PyTorch.
 
-A network is a function of a framework's layers and of images. Layers read their sizes off the weights that they are
-given.
+A network is a function of a framework's layers and of images. Layers take their sizes from the shapes of given
+weights.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def resnet(net, x, blocks):
-    """Basic blocks with the small stem."""
+    """A ResNet of basic blocks with the stem for small images."""
     x = net.relu(net.batch_norm("stem_norm", net.conv("stem", x)))
     for i, many in enumerate(blocks):
         for j in range(many):
@@ -26,7 +26,7 @@ def resnet(net, x, blocks):
 
 
 def densenet(net, x, blocks):
-    """Layers that append channels, with the small stem."""
+    """A DenseNet, whose layers append channels, with the stem for small images."""
 
     def unit(name, x):
         return net.conv(f"{name}_conv", net.relu(net.batch_norm(f"{name}_norm", x)))
@@ -41,7 +41,7 @@ def densenet(net, x, blocks):
 
 
 def mobilenet_v2(net, x):
-    """Inverted residuals; repetitions and strides are those of the paper's table 2, for small images."""
+    """A MobileNetV2 of inverted residuals for small images, with repetitions and strides from the paper's table 2."""
 
     def unit(name, x, stride=1):
         return net.batch_norm(f"{name}_norm", net.conv(f"{name}_conv", x, stride))
@@ -57,14 +57,14 @@ def mobilenet_v2(net, x):
 
 
 def convnet_ig(net, x):
-    """Eight convolutions, and a pool behind the sixth and the eighth."""
+    """A network of eight convolutions, with pooling after the sixth and the eighth."""
     for i in range(8):
         x = net.relu(net.batch_norm(f"norm_{i}", net.conv(f"conv_{i}", x)))
         x = net.max_pool(x, 3) if i in (5, 7) else x
     return net.dense("head", net.in_rows(x))
 
 
-#: What a built-in is called, its options, and the same network in the words of a framework.
+#: Name of a built-in network to its options and to the function that builds the same network here.
 DEEP = {
     "resnet34": ({"width": 4}, functools.partial(resnet, blocks=(3, 4, 6, 3))),
     "densenet121": ({"blocks": (2, 3, 2), "growth": 4}, functools.partial(densenet, blocks=(2, 3, 2))),
@@ -84,7 +84,7 @@ class InFlax(nn.Module):
 
 
 class _FlaxLayers:
-    """Layers of a module that is called."""
+    """Flax layers for use inside a module's call."""
 
     relu, relu6 = staticmethod(nn.relu), staticmethod(nn.relu6)
 
@@ -103,7 +103,7 @@ class _FlaxLayers:
         return nn.Dense(self.given[name]["kernel"].shape[-1], name=name)(x)
 
     def batch_norm(self, name, x):
-        # The fast variance takes a maximum with zero, which would count as a kink of the network.
+        # The fast variance takes a maximum with zero, and this would count as a kink of the network.
         return nn.BatchNorm(not self.train, momentum=0.9, use_fast_variance=False, name=name)(x)
 
     def max_pool(self, x, side):

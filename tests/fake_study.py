@@ -12,7 +12,7 @@ CELL, OTHER, THIRD = "table2/cafe/cifar10", "table2/dlg/mnist", "table3/cafe/k10
 
 
 class FakeStudy:
-    """Jobs are the numbers that they give, plus the seed; one that is an error is raised. It is its own runner."""
+    """A study that is its own runner. A job is the number that it gives (plus the seed), or an error to raise."""
 
     def __init__(self, *measurements, slow=()):
         self.own, self.slow, self.ran, self.runner, self.spent = measurements, slow, [], self, 0.0

@@ -1,6 +1,6 @@
-"""What the fuzz tests share: a tiny model, hostile numbers and names, and what counts as a clear error.
+"""Shared parts of the fuzz tests: a tiny model, hostile numbers and names, and the definition of a clear error.
 
-`make fuzz` tries more than ten thousand examples, no two runs the same ones, and says how many it tried.
+`make fuzz` tries more than ten thousand examples, different ones in every run, and prints how many it tried.
 """
 
 import collections
@@ -21,7 +21,7 @@ from jaxleak.checkpoint import ConfigMismatchError
 DEEP = settings.get_current_profile_name() == "deep"
 TRIED: collections.Counter[str] = collections.Counter()
 
-#: What a user can mend. A TypeError or KeyError, or XLA's own, is a bug.
+#: Errors that a user can act on. A TypeError, a KeyError or an error of XLA is a bug.
 CLEAR = (ValueError, OSError, FloatingPointError, MemoryError, ConfigMismatchError)
 UNCLEAR = ("XLA", "jaxlib", "Traceback", "<class", "object at 0x", "NoneType", "unpack")
 
@@ -37,7 +37,7 @@ NAMES = st.text(max_size=8) | st.sampled_from(["iid", "auto", "direct", "given",
 
 
 def fuzz(examples, deep):
-    """Examples of a fixed seed in every run of the tests, and others, many more of them, with the profile "deep"."""
+    """Settings: examples from a fixed seed by default, and many more, different in every run, with profile "deep"."""
     return settings(
         max_examples=deep if DEEP else examples,
         derandomize=not DEEP,
@@ -48,7 +48,7 @@ def fuzz(examples, deep):
 
 
 def few(options):
-    """Changes of up to three options: with more, all but the first bad one would go unseen."""
+    """Changes of up to three options. With more, the first bad option would hide all others."""
     names = st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True)
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: options[name] for name in chosen}))
 
@@ -64,7 +64,7 @@ def nothing_is_unpickled(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
-    """What asks for more than a gigabyte is refused, so that no example fills this machine."""
+    """Make requests for more than a gigabyte fail, so that no example fills this machine's memory."""
     monkeypatch.setattr(_memory, "_available_host_bytes", lambda: 10**9)
 
 
@@ -75,7 +75,7 @@ def report():
 
 
 def clear(what, attempt, mentions=()):
-    """The result of an attempt, or None after an error that says in its own words what is wrong."""
+    """The result of an attempt, or None after a clear error; any other error fails the test."""
     TRIED[what] += 1
     try:
         return attempt()

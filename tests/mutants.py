@@ -3,13 +3,13 @@
     make mutants                                      # the sample that docs/reliability/mutants.md reports
     python tests/mutants.py --count 20 --seed 5       # another sample
 
-Cosmic Ray finds the places where a mistake fits, makes it in a copy of the working tree, and takes it back. Python's
-syntax tree says which tests mention what the mutated module defines, themselves or through helpers of their file. These
-are run until one fails, first those that mention what few others do; then whole test files: those that say most of the
-module's own names, those of the same area, and the conventions that hold everywhere. A mutant survives if all of them
-pass. Tests that pytest does not collect here, slow ones and those of missing libraries, are not picked: they could not
-fail. Results are kept line by line, and a second call goes on after the last; in the end a file of the same name that
-ends in .json sums them up.
+Cosmic Ray finds the places where a mistake fits, makes the mistake in a copy of the working tree, and reverts it. The
+syntax tree shows which tests mention names that the mutated module defines, directly or through helpers of their file.
+These tests run until one fails, and tests that mention rare names run first. Then whole test files run: those with most
+of the module's own names, those of the same area, and the conventions that hold everywhere. A mutant survives if all
+pass. Tests that pytest does not collect here (slow tests and those of missing libraries) are not picked, since they
+could not fail. Results are stored line by line, and a second call continues after the last line. At the end, a file of
+the same name that ends in .json summarises them.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 ROOT = Path(__file__).parents[1]
 
-#: Where a mistake could change what is measured: the library, and the part of the studies between data and score.
+#: Source files that are mutated, since a mistake there could change a measured number.
 SOURCES = ("jaxleak/**/*.py",)
 
-#: The part of the library that keeps and draws what was measured.
+#: The part of the library that is not mutated: it only stores and draws measured numbers.
 NOT_MEASURED = "jaxleak/study/*.py"
 
-#: Mistakes that a person could make, in families that the sample takes turns with: most places are plain numbers.
-#: Exchanged operators that only end in a type error would flatter the score, and are left out.
+#: Mistakes that a person could make, by family. The sample takes turns between families, since most places are numbers.
+#: Exchanged operators that only cause a type error would inflate the score, and are left out.
 MISTAKES = {
     "arithmetic": (
         *(f"ReplaceBinaryOperator_{pair}" for pair in ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "Pow_Mul")),
@@ -64,13 +64,13 @@ MISTAKES = {
     "number": ("NumberReplacer",),
 }
 
-#: Tests run at most per mutant, those that mention most of its module.
+#: Largest number of tests per mutant; those that mention most names of its module are chosen.
 TESTS_PER_MUTANT = 25
 
-#: Whole test files run per mutant because they say its module's own names.
+#: Number of whole test files per mutant that are chosen because they mention its module's own names.
 FILES_PER_MUTANT = 3
 
-#: Test files that a mutant has to survive as a whole, after those tests.
+#: Test files by area that run as a whole, after the single tests.
 AREAS = {
     "jaxleak/attacks/_cafe": ("attacks_cafe", "cafe_exact", "cafe_censored", "least_squares", "feature_inversion"),
     "jaxleak/attacks/_inversion": (
@@ -108,15 +108,15 @@ AREAS = {
     "experiments/_cafe": ("cafe_tables", "grants", "poison"),
 }
 
-#: Test files that hold for every module.
+#: Test files that apply to every module.
 CONVENTIONS = ("signatures",)
 
-#: Seconds after which a round of tests is given up: a mistake may end in a loop without end.
+#: Seconds after which a round of tests is stopped, since a mistake may cause an endless loop.
 PATIENCE = 600
 
 
 def mutations(mistakes: Iterable[str]) -> list[MutationSpec]:
-    """Every place in `SOURCES` where one of these mistakes fits, in a fixed order."""
+    """Every place in `SOURCES` (without `NOT_MEASURED`) where one of these mistakes fits, in a fixed order."""
     operators = {mistake: cosmic_ray.plugins.get_operator(f"core/{mistake}")() for mistake in mistakes}
     found = []
     for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)} - set(ROOT.glob(NOT_MEASURED))):
@@ -132,7 +132,7 @@ def mutations(mistakes: Iterable[str]) -> list[MutationSpec]:
 
 
 def sample(count: int, seed: int) -> tuple[list[MutationSpec], int]:
-    """So many mutants, from each family of mistakes as many as from the others, and how many there are to draw from."""
+    """Draw `count` mutants in turn from the families of mistakes; returns them and the number of all mutants."""
     rng = np.random.default_rng(seed)
     families = [mutations(mistakes) for mistakes in MISTAKES.values()]
     shuffled = [[family[i] for i in rng.permutation(len(family))] for family in families]
@@ -141,7 +141,7 @@ def sample(count: int, seed: int) -> tuple[list[MutationSpec], int]:
 
 
 def _without_effect(tree: ast.Module) -> list[tuple[int, int]]:
-    """Lines of decorators, which are caches and compilation here, and of the text of error messages."""
+    """Lines where a mutation has no effect to test: decorators (caches and compilation) and texts of error messages."""
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -154,7 +154,7 @@ def _without_effect(tree: ast.Module) -> list[tuple[int, int]]:
 def collected() -> set[str]:
     """The tests that run here, as "file::function" or "file::class".
 
-    Pytest cannot be asked for any other: it would end with an error, which is not the failure of a test.
+    Pytest ends with an error if it is asked for other tests, and this is not the failure of a test.
     """
     command = [sys.executable, "-m", "pytest", "--collect-only", "--no-header", "-p", "no:cacheprovider", "tests"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -162,7 +162,7 @@ def collected() -> set[str]:
 
 
 def covering(available: set[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Tests and test files of every source file, among the available ones: first those that mention what few do."""
+    """The available tests and test files for every source file; those that mention rare names come first."""
     found = (_tests(path) for path in sorted((ROOT / "tests").glob("test_*.py")))
     tests = {name: words for named in found for name, words in named.items() if name in available}
     frequency = Counter(word for words in tests.values() for word in words)
@@ -172,7 +172,7 @@ def covering(available: set[str]) -> dict[str, tuple[list[str], list[str]]]:
     modules = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources}
     for path in sources:
         group, weights, files = {modules[path]}, Counter(), Counter()
-        for nearness in (1.0, 0.1, 0.01):  # itself; those that import it; those that import these
+        for nearness in (1.0, 0.1, 0.01):  # the module; its importers; their importers
             names = {name for user in sources if modules[user] in group for name in _defines(user)}
             for test, words in tests.items():
                 weight = sum(1 / frequency[word] for word in names & words)
@@ -187,7 +187,7 @@ def covering(available: set[str]) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def _tests(path: Path) -> dict[str, set[str]]:
-    """The tests of a file, and all words in them and in what they use of the file: helpers, fixtures, tables."""
+    """The tests of a file, each with all words in it and in the file's helpers, fixtures and tables that it uses."""
     own = {}
     for node in ast.parse(path.read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else [node]
@@ -236,17 +236,17 @@ def _defines(path: Path) -> set[str]:
 
 
 def fail_by_themselves(failed: list[str], picked: Iterable[str], known: dict[tuple[str, ...], bool]) -> bool:
-    """Whether tests fail, or cannot be run, without any mutation too: then their failure means nothing.
+    """Whether tests also fail or cannot run without a mutation, so that their failure means nothing.
 
     Args:
-        failed: the test that failed, or none where Pytest named none.
+        failed: the test that failed, or an empty list if pytest named none.
         picked: the tests that were run.
-        known: answers to earlier questions.
+        known: results of earlier calls.
     """
     tests = tuple(failed or picked)
     if tests not in known:
         code = subprocess.run(shlex.split(_command(tests)), capture_output=True, timeout=PATIENCE).returncode
-        # A case that only the mutant has, as where it lengthens a list of cases, is not found without the mutation.
+        # A case that exists only in the mutant (which may lengthen a list of cases) is not found without the mutation.
         known[tests] = code not in ((0, pytest.ExitCode.USAGE_ERROR) if failed else (0,))
     return known[tests]
 
@@ -254,7 +254,7 @@ def fail_by_themselves(failed: list[str], picked: Iterable[str], known: dict[tup
 def run(
     chosen: list[MutationSpec], tests_of: dict[str, tuple[list[str], list[str]]], available: set[str], results: Path
 ) -> Iterator[dict[str, str]]:
-    """Test every mutant that `results` does not hold yet; yields all of them.
+    """Test every mutant without a line in `results`; yields the lines of all mutants.
 
     Raises:
         RuntimeError: if tests fail without any mutation, or a mutation cannot be made.
@@ -278,7 +278,7 @@ def run(
                 if found.test_outcome is TestOutcome.KILLED:
                     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", found.output or "", re.MULTILINE)
                     given_up = found.output == "timeout"
-                    # Without a failed test, Python itself ended, or else pytest could not run what was picked.
+                    # Without a failed test, either Python itself ended or pytest could not run the picked tests.
                     if not given_up and fail_by_themselves(failed[:1], part, known):
                         raise RuntimeError(f"{' '.join(failed[:1] or part)} fails without any mutation")
                     row["outcome"] = "given up" if given_up else "killed"
@@ -299,7 +299,7 @@ def _name(spec: MutationSpec) -> str:
 
 
 def _in_a_copy() -> Path:
-    """A copy of the working tree, without what git ignores, in which source files may be changed."""
+    """Copy the working tree without ignored files, so that source files of the copy may be changed."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     copy = Path(tempfile.mkdtemp(prefix="mutants-"))
@@ -320,12 +320,12 @@ def main() -> None:
     available = collected()
     tests_of = covering(available)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    # The programs of unchanged code are compiled once.
+    # Programs of unchanged code are compiled once.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(args.out.parent / "compiled")}
     os.environ |= cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
     copy = _in_a_copy()
     os.chdir(copy)
-    os.environ["PYTHONPATH"] = str(copy)  # commands that tests start in other folders run the mutated code, too
+    os.environ["PYTHONPATH"] = str(copy)  # commands that tests start in other folders also run the mutated code
     try:
         rows = []
         for row in run(chosen, tests_of, available, args.out.resolve()):

@@ -1,8 +1,8 @@
 """Which tests of mended faults fail on the code in which the faults were found: `make old-faults`.
 
-The code is that of one commit and the tests are those of a later one, which were written for the same names. What the
-tests import and the code lacks is None. A test that fails for that reason shows no fault, and is counted apart, as far
-as its error says so. This file is the command, and inside of it the plugin of pytest that makes the missing names.
+The code comes from one commit and the tests from a later one, written for the same names. Names that the tests import
+and the code lacks are None. A test that fails for this reason shows no fault, and is counted apart if its error shows
+the reason. This file is both the command and the pytest plugin that makes the missing names.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-#: The code that an outside look took apart, and the tests that were written then.
+#: Commits of the code that an outside review examined, and of the tests that were then written.
 CODE, TESTS = "fa70a23", "a7f5686"
-#: Test files, with the words that choose tests of them.
+#: Test files, each with the expression for pytest's -k that chooses its tests.
 CHOSEN = {
     "test_sources": "",
     "test_checkpoint": "",
@@ -32,12 +32,12 @@ CHOSEN = {
     "test_reliability": "full_disk",
     "test_refusals": "",
 }
-#: No answer within so many seconds counts as a failure: what should be refused is being computed.
+#: Seconds after which a test counts as failed: then the code computes what it should refuse.
 PATIENCE = 40
-#: Set for processes that tests start; what Python runs at their start makes the names there, too.
+#: Environment variable for processes that tests start; `AT_START` then makes the missing names there, too.
 CHILD = "JAXLEAK_OLD_FAULTS"
 AT_START = f"import os\nif {CHILD!r} in os.environ:\n    import old_faults\n    old_faults.pytest_configure()\n"
-#: What an error says that comes from a name which is None.
+#: Texts in errors that come from a missing name.
 LACKING = re.compile(r"NoneType|ModuleNotFoundError|ImportError|has no attribute|unexpected keyword argument")
 KINDS = ("failed", "lacking", "passed")
 
@@ -47,7 +47,7 @@ def of_project(name):
 
 
 def module_of(name):
-    """A module of the old code; an empty one where there is none of this name."""
+    """A module of the old code, or an empty module if the old code has none of this name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -58,7 +58,7 @@ def module_of(name):
 
 
 def pytest_configure():
-    """Make every name None that the tests import and the old code lacks, in processes that tests start, too."""
+    """Set every name that the tests import and the old code lacks to None, also in processes that tests start."""
     folder = Path(__file__).parent.parent
     sys.path.insert(0, str(folder))
     os.environ[CHILD] = "1"
@@ -107,7 +107,7 @@ def unpacked(commit, folder, *paths):
 
 
 def counted(folder, file, words):
-    """How many tests of a file fail, fail for a name that is lacking, and pass."""
+    """Count the tests of a file that fail, that fail for a missing name, and that pass."""
     command = [sys.executable, "-m", "pytest", "-p", "old_faults", "-p", "no:xdist", "-q", "--capture", "sys", "-rN"]
     ran = subprocess.run(
         [*command, "--show-capture", "no", "--tb", "no", "-k", words, f"tests/{file}.py"],
@@ -123,7 +123,7 @@ def counted(folder, file, words):
 
 
 def main():
-    """Count and print the tests of each file."""
+    """Print the counts for each file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--code", default=CODE, help="commit of the code (default %(default)s)")
     parser.add_argument("--tests", default=TESTS, help="commit of the tests (default %(default)s)")

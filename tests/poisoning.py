@@ -1,10 +1,10 @@
-"""What the poison tests share: once a round has been seen, nothing private may change an attack's answer."""
+"""Helpers of the poison tests: after a round was observed, private values must not change an attack's answer."""
 
 import numpy as np
 
 
 def same(one, other):
-    """Whether two answers, lists of arrays, are finite and have the same bits."""
+    """Assert that two answers, both lists of arrays, are finite and bitwise equal."""
     assert len(one) == len(other) > 0
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -12,6 +12,6 @@ def same(one, other):
 
 
 def tell(patch, module, name, change):
-    """Let a function of a study return what truth has changed."""
+    """Patch a function of a study so that `change` replaces the result, given the honest result and the arguments."""
     honest = getattr(module, name)
     patch.setattr(module, name, lambda *args, **options: change(honest(*args, **options), *args))

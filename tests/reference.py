@@ -1,4 +1,4 @@
-"""Slow, obvious references in NumPy loops, and the tiny problem that several test files share."""
+"""Slow, obvious references in NumPy loops, and tiny problems that several test files share."""
 
 import functools
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
 
 class DenseExtractor(nn.Module):
-    """One dense layer on the pixels, with statistics: compiles in a fraction of a convolution's time."""
+    """A dense layer on the pixels that records statistics; it compiles in a fraction of a convolution's time."""
 
     @nn.compact
     def __call__(self, x, temperature=None):
@@ -47,7 +47,7 @@ def small_problem(**options):
 
 
 def tiny_problem(*, n=12, k=4, parties=2, side=8, channels=(4, 8), width=32, hidden=16, classes=3, **options):
-    """CAFE's vertical network in miniature."""
+    """A problem with a miniature of CAFE's vertical network."""
     model = models.cafe_vertical(
         (side, side, 1), parties=parties, num_classes=classes, channels=channels, width=width, hidden=hidden
     )
@@ -55,7 +55,7 @@ def tiny_problem(*, n=12, k=4, parties=2, side=8, channels=(4, 8), width=32, hid
 
 
 def split_problem(seed=0):
-    """Bottom and top models in miniature, parties of unequal width: N = 6, B = 2."""
+    """A problem with small bottom and top models and parties of unequal width: N = 6, B = 2."""
     model = models.bottom_top((3, 2), 2, bottom=(4,), top=(4,))
     protocol = protocols.split_training(model, num_samples=6, batch_size=2)
     x = np.random.default_rng(seed).random((6, 2, 3), np.float32)
@@ -65,7 +65,7 @@ def split_problem(seed=0):
 
 
 def digit_tiles(n, parties=4):
-    """A wide dense network on quarters of the digits, and the private set: enough units for CAFE's Steps I and II."""
+    """A dense network on quarters of the digits, wide enough for CAFE's Steps I and II, and the private set."""
     digits = data.load("digits", n=n)
     tiles, _ = data.image_tiles(digits.x, parties)
     model = models.all_dense(tiles.shape[2:], parties=parties, width=256)
@@ -73,7 +73,7 @@ def digit_tiles(n, parties=4):
 
 
 def client_problem(n=4, model=None, **options):
-    """One client whose every round uses all of its n samples: by default a narrow network with batch normalisation."""
+    """A client that uses all its n samples in every round, by default with a narrow batch-normalised network."""
     model = model or models.convnet((4, 4, 1), 3, channels=(3,), strides=(2,), batch_norm=True)
     share = protocols.ClientShare(model, **options)
     size = n // (share.clients * share.local_steps)
@@ -84,7 +84,7 @@ def client_problem(n=4, model=None, **options):
 
 
 def growing(place):
-    """A defense with memory: what passes is multiplied with the number of the round as the defense counts it."""
+    """A defense with memory: it multiplies updates by the number of the round, which it counts itself."""
 
     def update(updates, state, params=None, **_):
         return jax.tree.map(lambda leaf: (state["round"] + 1) * leaf, updates), {"round": state["round"] + 1}
@@ -96,7 +96,7 @@ def growing(place):
 
 
 def sigmoid_mlp():
-    """A narrow network without kinks, whose gradients tell all of a small batch."""
+    """A narrow network without kinks; its gradients determine a small batch."""
     return models.mlp((4, 4, 1), 3, widths=(24,), activation="sigmoid")
 
 
@@ -107,7 +107,7 @@ def transformer():
 
 def _problem(model, n, k, classes, **options):
     protocol = protocols.vertical(model, num_samples=n, batch_size=k, sampling="uniform", **options)
-    # By the initialisers themselves, since from other draws CAFE's optimisations take more steps than their tests have.
+    # From the initialisers themselves: from other draws, CAFE's optimisations need more steps than their tests allow.
     x_key, y_key = jax.random.split(jax.random.key(0))
     x = jax.random.uniform(x_key, (n, model.parties, *model.slice_shape))
     private = Batch(x, jax.random.randint(y_key, (n,), 0, classes), jnp.arange(n))
@@ -116,18 +116,18 @@ def _problem(model, n, k, classes, **options):
 
 
 def first_transcript(problem):
-    # Arguments, not closed-over constants: XLA would evaluate those at compile time, slowly.
+    # Arguments, not closed-over constants: XLA would slowly evaluate constants at compile time.
     state = jax.jit(problem.protocol.init)(jax.random.key(1))._replace(params=problem.params)
     return jax.jit(problem.protocol.round)(jax.random.key(2), state, problem.private)[1]
 
 
 def recovered(attack, state, params):
-    """What Steps I and II of an attack on rounds say of every sample, from its final state."""
+    """The result of Steps I and II for every sample, from the final state of an attack on rounds."""
     return attack.reconstruct(state, Observation(state.seen, params)).diagnosis
 
 
 def assert_later_rounds_change_nothing(make, model, private, *, batch_size, key):
-    """Three rounds beyond the plan leave an attack on rounds, `make(model, plan, invert=False)`, as it was."""
+    """Assert that three rounds beyond the plan do not change the state of `make(model, plan, invert=False)`."""
     n = len(private.y)
     plan = attacks.plan_cafe_exact(model, num_samples=n, batch_size=batch_size, feature_rounds=8)
     protocol = protocols.vertical(model, num_samples=n, batch_size=batch_size, sampling="uniform")
@@ -139,7 +139,7 @@ def assert_later_rounds_change_nothing(make, model, private, *, batch_size, key)
 
 
 def true_features_and_output_gradients(problem, k):
-    """H (N, P, d1), and V (N, P, d2) = (1/K) dL/du per sample by automatic differentiation, one sample at a time."""
+    """True H (N, P, d1), and V (N, P, d2) = (1/K) dL/du by automatic differentiation, one sample at a time."""
     model, params = problem.model, problem.params
 
     @jax.jit
@@ -170,7 +170,7 @@ def feature_objective(h, v, kernel_gradient):
 
 
 def numerical_gradient(function, x, step=1e-5):
-    """Central differences, one entry at a time, in float64."""
+    """The gradient by central differences, one entry at a time, in float64."""
     x = np.array(x, np.float64)
     gradient = np.zeros_like(x)
     for position in np.ndindex(x.shape):
@@ -182,7 +182,7 @@ def numerical_gradient(function, x, step=1e-5):
 
 
 def algorithm_1(V, batches, bias_gradients, learning_rate):
-    """CAFE's Algorithm 1: plain SGD on V, one sample of the batch at a time."""
+    """V by CAFE's Algorithm 1: plain SGD on V, one sample of the batch at a time."""
     V = np.array(V, np.float64)
     for batch, g in zip(batches, bias_gradients, strict=True):
         total = np.zeros(V.shape[1:])
@@ -255,7 +255,7 @@ def conv2d(x, kernel):
 
 
 def _windows(z):
-    """Every pooling window's position, and the entries of `z` that exist in it."""
+    """Yield the position of every pooling window, and the entries of `z` inside it."""
     batch, height, width, channels = z.shape
     for b, i, j, c in np.ndindex(batch, (height + 1) // 2, (width + 1) // 2, channels):
         cells = [(2 * i + di, 2 * j + dj) for di in range(2) for dj in range(2)]
@@ -271,7 +271,7 @@ def max_pool(z):
 
 
 def smoothed_pool_tangent(z, dz, temperature):
-    """The mean of the tangents of a window's entries and of zero, weighed by softmax(value / temperature)."""
+    """Tangents of smoothed pooling: means over each window and zero, weighted by softmax(value / temperature)."""
     out = np.zeros_like(max_pool(z), np.float64)
     for position, cells in _windows(z):
         values = np.array([*(z[cell] for cell in cells), 0.0], np.float64) / temperature[position[0]]
@@ -281,7 +281,7 @@ def smoothed_pool_tangent(z, dz, temperature):
 
 
 def mean_of_sample_gradients(model, params, batch):
-    """The average, leaf by leaf, of gradients that are computed one sample at a time."""
+    """The mean, leaf by leaf, of gradients that are computed one sample at a time."""
 
     @jax.jit
     def one(params, x, y):
@@ -292,7 +292,7 @@ def mean_of_sample_gradients(model, params, batch):
 
 
 def mean_of_classifier_gradients(model, variables, batch):
-    """One sample at a time, then the mean; for models whose samples do not meet."""
+    """The mean of gradients computed one sample at a time, for models without interaction between samples."""
     one = _gradient_of_one(model)
     gradients = [one(variables, x, y) for x, y in zip(batch.x, batch.y, strict=True)]
     return jax.tree.map(lambda *parts: sum(parts) / len(parts), *gradients)
@@ -300,7 +300,7 @@ def mean_of_classifier_gradients(model, variables, batch):
 
 @functools.cache
 def _gradient_of_one(model):
-    """Of the loss of one sample with respect to the parameters, compiled once."""
+    """The compiled gradient of one sample's loss with respect to the parameters, cached by model."""
 
     def loss(params, variables, x, y):
         logits = model.apply({**variables, "params": params}, x).logits[0]
@@ -314,7 +314,7 @@ def _candidate_5(member, reading):
 
 
 def _ranked_5(gradient, reading):
-    """Positions of a tensor's entries by descending magnitude, or value."""
+    """Positions of a tensor's entries by descending magnitude, or by descending value for "paired"."""
     size = (lambda k: gradient.flat[k]) if reading == "paired" else (lambda k: abs(gradient.flat[k]))
     return sorted(range(gradient.size), key=size, reverse=True)
 
@@ -328,7 +328,7 @@ def algorithm_5_distance(gradients, member, *, reading):
 
 
 def algorithm_5(gradients, pool, *, reading):
-    """CAFE's fake gradients from a given pool, entry by entry; "paired" is the text's rule instead."""
+    """CAFE's fake gradients (Algorithm 5) from a given pool, entry by entry; "paired" uses the rule in the text."""
     member = min(pool, key=lambda member: algorithm_5_distance(gradients, member, reading=reading))
     fakes = []
     for psi, g in zip(_candidate_5(member, reading), gradients, strict=True):
@@ -350,7 +350,7 @@ def solve_step_1(batches, bias_gradients, n):
 
 
 def solve_step_2(batches, v, kernel_gradients):
-    """Least squares for H: every batch's kernel gradient, (T, P, d1, d2), stacked into one system per party."""
+    """Least squares for H: one system per party from all batches' kernel gradients, stacked (T, P, d1, d2)."""
     n, parties, width = v.shape
     h, ranks = np.zeros((n, parties, kernel_gradients.shape[2])), []
     for p in range(parties):
@@ -368,12 +368,12 @@ def solve_step_2(batches, v, kernel_gradients):
 
 
 def flat(tree):
-    """All numbers of a tree, one after the other."""
+    """All numbers of a tree in one vector."""
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def given(numbers, dtype=np.float32):
-    """Numbers of NumPy as an array of JAX; `jnp.asarray` would compile a program for every new shape."""
+    """Convert NumPy numbers to a JAX array; `jnp.asarray` would compile a program for every new shape."""
     return jax.device_put(np.asarray(numbers, dtype))
 
 
@@ -383,20 +383,20 @@ def normal(*shape, seed=0):
 
 
 def uniform(*shape, seed=0):
-    """Numbers between zero and one, such as pixels, the same for the same seed; JAX would compile for every shape."""
+    """Numbers in [0, 1), such as pixels, the same for the same seed; drawn in NumPy, since JAX compiles per shape."""
     return given(np.random.default_rng(seed).random(shape))
 
 
 def drawn(model, seed=0):
-    """Variables of a model, by the law of PyTorch's initialisers, which is the default of the library's networks.
+    """Draw a model's variables from the distribution of PyTorch's initialisers, the default of the library's networks.
 
-    They are drawn in NumPy, since compiling an initialiser takes longer than most of what the tests then do. What the
-    initialisers themselves draw is tested in `test_models`.
+    The draw uses NumPy, since compiling an initialiser takes longer than most tests. `test_models` tests the
+    initialisers themselves.
     """
-    rng = np.random.default_rng([1, seed])  # other numbers than those that `uniform` draws for the same seed
+    rng = np.random.default_rng([1, seed])  # not the numbers that `uniform` draws for the same seed
 
     def limit(kernel):
-        # An odd number of axes is that of a kernel for each of several parties.
+        # A kernel with an odd number of axes holds one kernel for each of several parties.
         inputs = kernel.shape[1 if len(kernel.shape) % 2 else 0 : -1]
         return 1 / np.sqrt(np.prod(inputs))
 
@@ -417,5 +417,5 @@ def drawn(model, seed=0):
 
 
 def psnr_by_hand(x, truth):
-    """(n,) peak signal-to-noise ratios in dB of n samples of any shape, for a peak of one."""
+    """Peak signal-to-noise ratios (n,) in dB of n samples of any shape, for a peak of one."""
     return -10 * np.log10(((np.asarray(x, np.float64) - truth) ** 2).reshape(len(x), -1).mean(axis=1) + 1e-30)

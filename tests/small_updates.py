@@ -1,4 +1,4 @@
-"""Small updates that audits of the tests are made of."""
+"""Small models, clients and updates for the tests of audits."""
 
 import functools
 
@@ -14,12 +14,12 @@ from jaxleak.audit._verdict.verdict import Answer
 
 @functools.cache
 def perceptron():
-    """One MLP for all files, so that what its audits compile is compiled once."""
+    """An MLP that all test files share, so that the programs of its audits compile only once."""
     return models.mlp((4, 4, 1), 10, widths=(16, 8))
 
 
 class Client:
-    """A client of four images, the weights before and after another round, and its gradient."""
+    """A client of four images by default: model, weights, batch, and its gradient."""
 
     def __init__(self, batch_norm, batch_size=4):
         self.model = models.convnet((8, 8, 3), 10, channels=(8, 8, 8), strides=(1, 2, 2), batch_norm=batch_norm)
@@ -35,7 +35,7 @@ class Client:
 
 
 def sent_by(model, images=1, seed=1):
-    # From these draws every defense of `test_defended_labels` that can leave a proof of labels leaves one.
+    # With these draws, every defense of `test_defended_labels` that can leave a proof of labels leaves one.
     variables = jax.jit(model.init)(jax.random.key(0))
     x = jax.random.uniform(jax.random.key(seed), (images, 1, *model.image_shape))
     batch = Batch(x, jnp.arange(images, dtype=jnp.int32) + 3, jnp.arange(images))
@@ -43,18 +43,18 @@ def sent_by(model, images=1, seed=1):
 
 
 def changed(tree, path, change):
-    """The tree with one leaf changed, by a path such as "conv_0/bias"."""
+    """The tree with the leaf at a path such as "conv_0/bias" replaced by `change(leaf)`."""
     layer, name = path.split("/")
     return {**tree, layer: {**tree[layer], name: change(tree[layer][name])}}
 
 
 def case_of(share, observation):
-    """An audit of one sample that keeps and shows nothing."""
+    """The case of an audit of one sample that stores and shows nothing."""
     return Case(share, observation, 1, None, jax.random.key(0), None)
 
 
 def pictures(count):
-    """Images (count, 4, 4, 1) that are not flat."""
+    """Equal images (count, 4, 4, 1) with a gradient of brightness from 0 to 1."""
     return np.broadcast_to(np.linspace(0, 1, 16).reshape(1, 4, 4, 1), (count, 4, 4, 1))
 
 
@@ -64,7 +64,7 @@ def answer_of(attack="fedleak_400", distance=1e-9, **fields):
 
 
 def fresh_head():
-    """Two convolutions and a head of small weights, which has nearly the whole norm of an update; and its weights."""
+    """A model of two convolutions and a head of small weights, where an update's norm is nearly all in the head."""
     rng = np.random.default_rng(0)
 
     def drawn(*shape, by):

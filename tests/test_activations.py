@@ -14,7 +14,7 @@ KINKED = ("relu", "relu6", "leaky_relu")
 
 
 def in_a_network(name, size):
-    """(z (size,), sharpness) -> the non-linearity of z as a network computes it, smoothed in units of z's spread."""
+    """A function (z (size,), sharpness) -> the network's non-linearity of z, smoothed in units of z's spread."""
     model, variables = models.from_function(
         lambda variables, x: models.ACTIVATIONS[name](x.reshape(len(x), -1)), {"params": {}}, image_shape=(1, 1, size)
     )
@@ -37,7 +37,7 @@ def test_smoothed_activations_tend_to_the_exact_ones(name):
     for beta in (1.0, 30.0, 1e6):
         (value, slope), (exact, exact_slope) = both(jnp.float32(beta))
         assert np.abs(value - exact).max() <= np.log(2) / beta + 1e-6
-        # The kinks are half a unit away.
+        # All points are half a unit away from the kinks.
         assert np.abs(slope - exact_slope).max() <= 2 * np.exp(-beta / 2) + 1e-6
 
 

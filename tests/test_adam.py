@@ -1,4 +1,4 @@
-"""A client of Adam: what one step uploads, what the server can compute from it, and what an audit says of it."""
+"""A client that trains by Adam: the upload of one step, what the server computes from it, and its audit."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ RATE, DECAY = 1e-3, 0.01
 
 
 def stepped(weights, gradient, rate, decay, epsilon=1e-8):
-    """The new weights after a first step of AdamW: the published algorithm, one rounding after the other."""
+    """The weights after a first step of AdamW by the published algorithm, rounding after every operation."""
     f = np.float32
     mean = f(0.9) * f(0) + f(1 - 0.9) * gradient
     square = f(0.999) * f(0) + f(1 - 0.999) * gradient * gradient
@@ -30,7 +30,7 @@ def stepped(weights, gradient, rate, decay, epsilon=1e-8):
 
 
 def drawn(seed, size=4000):
-    """Weights and gradients over many orders of magnitude, zeros among them."""
+    """Weights and gradients over many orders of magnitude, including zeros."""
     rng = np.random.default_rng(seed)
     scales = 10.0 ** rng.uniform(-3, 0, size), 10.0 ** rng.uniform(-11, -1, size)
     weights, gradient = (np.asarray(scale * rng.normal(size=size), np.float32) for scale in scales)
@@ -45,7 +45,7 @@ def test_a_step_is_that_of_the_published_algorithm(decay):
         jax.random.key(0), {"w": jnp.asarray(gradient)}, variables={"params": {"w": jnp.asarray(weights)}}
     )
     expected = (weights - stepped(weights, gradient, RATE, decay)) / np.float32(RATE)
-    # Fused operations round once less: by the last bit of a weight, over the rate.
+    # Fused operations round once less often: results may differ by a weight's last bit, divided by the rate.
     np.testing.assert_allclose(sent["w"], expected, rtol=1e-6, atol=np.spacing(np.float32(3.0)) / RATE)
     assert np.median(np.abs(sent["w"] - expected)) < 1e-6
 
@@ -63,7 +63,7 @@ def test_the_bounds_hold_every_gradient_and_tell_most(rate, decay):
     likeliest = np.asarray(before.read(seen).payload["w"])
     told = np.isfinite(lower) & np.isfinite(upper)
     assert ((lower <= likeliest) & (likeliest <= upper))[told].all()
-    # A smaller step is rounded more coarsely: of gradients between 1e-6 and 1e-4, so many are known up to a tenth.
+    # A smaller step is rounded more coarsely. This share of the gradients between 1e-6 and 1e-4 is known to 10 %.
     middle = (np.abs(gradient) > 1e-6) & (np.abs(gradient) < 1e-4)
     known = np.abs(likeliest - gradient)[middle] < 0.1 * np.abs(gradient)[middle]
     assert known.mean() > {1e-2: 0.95, 1e-3: 0.7, 1e-4: 0.35}[rate]
@@ -98,7 +98,7 @@ def test_the_bounds_hold_behind_optax_whose_first_step_is_a_little_shorter(rate,
 
 @pytest.fixture(scope="module")
 def client():
-    """A client whose one image is classified rightly already, so that its gradient is small, and what it sends."""
+    """A client that already classifies its one image correctly and so has a small gradient, and its upload."""
     model = perceptron()
     variables, batch, _ = sent_by(model)
     batch = batch._replace(x=jnp.asarray(pictures(1), jnp.float32)[:, None])
@@ -116,7 +116,7 @@ def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client)
     share, settings = protocols.ClientShare(model), presets.fedleak(400)
     known = adaptive.informed(adam_step(RATE), model, share, settings, batch_size=1)
     assert known.share is share
-    # Of the head's bias little more than signs arrives, and rules that read its sizes find other labels.
+    # Little more than signs arrives of the head bias's gradient, and rules that read its sizes find other labels.
     assert known.settings.labels == "corrected_counts"
     joint = adaptive.informed(adam_step(RATE), model, share, settings._replace(labels="joint"), batch_size=1)
     assert joint.settings.labels == "joint"
@@ -127,7 +127,7 @@ def test_who_undoes_the_step_finds_the_image_and_who_does_not_finds_none(client)
         found, _, _ = audit.invert(attack, seen, audit.template_of(batch), key=jax.random.key(1))
         errors[name] = float(jnp.mean((found.x - batch.x) ** 2))
         assert bool(found.gradient_matched.all()) == (name == "knows")
-    assert found.y[0] == batch.y[0]  # signs give a single label away to anybody
+    assert found.y[0] == batch.y[0]  # signs reveal a single label to any attacker
     assert errors["knows"] < 5e-3 < 5e-2 < errors["does not"], errors
 
 
@@ -153,11 +153,11 @@ def test_an_audit_names_adam_where_nothing_is_stated(client):
     assert "--defense adam_step" in verdict.reasons[0]
     assert not verdict.answers
     assert check_not_adam(gradient) == []
-    assert check_not_adam({"w": jnp.ones(99)}) == []  # too few to tell
+    assert check_not_adam({"w": jnp.ones(99)}) == []  # too few entries to decide
 
 
 def test_a_gradient_of_one_size_is_none_of_adam(client):
-    """A white image behind a softmax regression of two classes, whose gradient has entries of one size."""
+    """A white image in a softmax regression of two classes gives a gradient with entries of one size."""
     model = models.mlp((16, 16, 1), 2, widths=())
     variables = reference.drawn(model)
     white = Batch(jnp.ones((1, 1, 16, 16, 1)), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
@@ -171,7 +171,7 @@ def test_a_gradient_of_one_size_is_none_of_adam(client):
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-3, 1e-5])
 def test_no_image_is_certified_of_signs(client, rate):
-    """Rounding spreads the entries of a step, whose rank is still one, as that of one sample's gradient."""
+    """Rounding spreads the entries of a step, but its rank stays one, as for the gradient of one sample."""
     model, variables, batch, gradient, _ = client
     sent = adam_step(rate).apply(jax.random.key(0), gradient, variables=variables)
     verdict = audit.update(model, variables, sent, batch_size=1, loss="other", truth=(batch.x[:, 0], batch.y))

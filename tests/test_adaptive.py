@@ -1,4 +1,4 @@
-"""Attackers who know the defense: what they simulate, how they compare, and where their random numbers come from."""
+"""Attackers who know the defense: their simulation, their distance, and their random numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def client():
 
 @pytest.fixture(scope="module")
 def payload(client):
-    """What the client sends without a defense."""
+    """The client's upload without a defense."""
     _, share, variables, batch = client
     return jax.tree.map(np.asarray, jax.jit(share)(variables, batch))
 
@@ -44,7 +44,7 @@ def informed(client, defense, settings=SETTINGS, **options):
 
 @pytest.mark.parametrize("kind", CLIENT_DEFENSES)
 def test_every_defense_of_a_client_has_an_attacker_who_knows_it(client, kind):
-    """What it runs differs from what an attacker runs who does not know: another share, or another comparison."""
+    """Knowing the defense changes either the simulated share of the client or the distance between gradients."""
     found = informed(client, client_defense(kind, CLIENT_DEFENSES[kind].strengths[-1]))
     assert found.share is not client[1] or found.settings.compare != SETTINGS.compare
 
@@ -165,8 +165,8 @@ def test_guardians_shadow_weights_say_where_the_noise_is(client):
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "magnitude_noise", "outpost", "dp_sgd", "dp_update"])
 def test_who_knows_the_noise_compares_in_its_units(client, payload, kind):
-    """Twice the noise: what is far from it weighs less, and nothing else of the attack changes."""
-    other = jax.tree.map(lambda leaf: leaf + 1e-4, payload)  # within the noise, which else is taken for larger
+    """With twice the noise, deviations weigh less; candidate, optimizer, labels and other settings do not change."""
+    other = jax.tree.map(lambda leaf: leaf + 1e-4, payload)  # within the noise
     weak, strong = (0.1, 0.9) if kind == "outpost" else (1e4, 1e3) if kind.startswith("dp") else (0.1, 0.2)
     distances = []
     for strength in (weak, strong):
@@ -219,7 +219,7 @@ def test_the_truth_has_the_gradient_that_arrived(client, payload, kind, strength
 
 
 def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client, payload):
-    """The largest entries are the head's: without them a rule answers as if every class were in the batch alike."""
+    """The largest entries belong to the head; without them, a label rule finds all classes equally often."""
     model, *_ = client
     encrypted = client_defense("encrypt_top", 20.0), client_defense("encrypt_bottom", 80.0)
     seen, kept = jax.jit(lambda payload: [of.apply(jax.random.key(0), payload) for of in encrypted])(payload)
@@ -245,12 +245,12 @@ def test_labels_are_optimised_where_the_heads_gradient_is_withheld(client, paylo
 def test_labels_are_read_by_the_rule_that_suits_what_is_left_of_the_head(client, kind, strength, rule):
     defense = client_defense(kind, strength)
     assert informed(client, defense, SETTINGS._replace(labels="calibrated")).settings.labels == rule
-    # Labels that are granted are not read.
+    # Granted labels are not inferred.
     assert informed(client, defense).settings.labels == "given"
 
 
 def test_attackers_draw_from_keys_of_their_own():
-    """None is a key that a run of some seed derives by small numbers, and no two purposes share one."""
+    """No purpose has a key that a run derives from its seed by small numbers, and no two purposes share a key."""
     own = {tuple(jax.random.key_data(own_key(purpose)).tolist()) for purpose in Purpose}
     assert len(own) == len(Purpose)
     roots = [jax.random.key(seed) for seed in range(5)]
@@ -274,7 +274,7 @@ def test_who_knows_of_dropout_averages_over_masks(client):
 
 @pytest.mark.parametrize("number", [0, 50])
 def test_who_knows_of_what_is_computed_anew_computes_as_the_client_in_that_round(client, number):
-    """Inputs are mixed in the first ten rounds only."""
+    """The defense mixes inputs in the first ten rounds only, and the attacker simulates the round in question."""
     _, share, variables, batch = client
 
     def update(key, payload, *, variables, x, y, round, **_):
@@ -300,7 +300,7 @@ def test_private_noise_is_measured_in_the_payloads_round(client):
 
 
 def test_who_knows_outpost_trusts_tensors_without_noise(client, payload):
-    """Zero biases get none: a deviation in them costs more than the same one in a noisy kernel."""
+    """Zero biases get no noise, so a deviation in them costs more than an equal one in a noisy kernel."""
     model, share, *_ = client
     noise = defenses.outpost(0.0, decay=0.0).mechanism.noise
     distance = jax.jit(_likelihood.tensor_likelihood(noise, KnownClient(None, model, share, 2)))

@@ -1,4 +1,4 @@
-"""In which units an attacker who knows the noise compares, and how it weighs tensors whose noise it has measured."""
+"""Attackers who know the noise: the units of their distance, and their weights of tensors by measured noise."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def test_a_neighbours_noise_doubles_the_variance():
 
 
 def test_entries_of_zero_are_weighed_by_a_tenth_of_the_mean_square():
-    """Their noise vanishes with them, and what an attacker makes of them must not be infinitely wrong."""
+    """Zero entries get no proportional noise, but a candidate's deviation there must not cost infinitely much."""
     observed = {"w": np.array([2.0, 0.0, -1.0], np.float32), "b": np.array([1.0], np.float32)}
     simulated = {"w": np.array([1.5, 0.5, -1.0], np.float32), "b": np.array([0.0], np.float32)}
     a, b = (np.concatenate([tree["w"], tree["b"]]) for tree in (observed, simulated))
@@ -48,8 +48,8 @@ def test_entries_of_zero_are_weighed_by_a_tenth_of_the_mean_square():
     [
         (defenses.gaussian_noise(0.2), 0, objectives.gaussian_likelihood(0.2)),
         (defenses.laplace_noise(0.3), 0, objectives.laplace_likelihood(0.3)),
-        (defenses.clipped_gaussian(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0)),  # of the clipped payload
-        (defenses.dp_sgd(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0 / 4)),  # of a sum over four examples
+        (defenses.clipped_gaussian(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0)),  # noise on the clipped payload
+        (defenses.dp_sgd(2.0, 0.5), 0, objectives.gaussian_likelihood(1.0 / 4)),  # noise on a sum over four examples
         (defenses.adaptive_dp_sgd(2.0, 0.5, decay=0.9), 3, objectives.gaussian_likelihood(0.9**3 / 4)),
     ],
 )
@@ -64,14 +64,14 @@ def test_noise_is_compared_in_its_own_units(defense, round_, likelihood):
     far = {"w": 100 * simulated["w"]}
     assert float(known.gradients.distance(observed, far)) < 0.1 * float(
         likelihood(observed, far)
-    )  # noise may be larger
-    assert known.gradients.selection is None  # entries weigh by their noise, and none is left out
+    )  # the noise may be larger
+    assert known.gradients.selection is None  # entries are weighted by their noise, and none is left out
     natural = NATURAL_SHARE * client_updates.natural_tv(4, 4)
     assert (known.weight("tv"), known.weight("activation")) == (natural, 0.0)
 
 
 def test_tables_have_no_prior_of_photographs():
-    """Neighbouring columns of a table are not alike, so that the variation prior of images says nothing of them."""
+    """Neighbouring columns of a table are not similar, so the total variation prior of images does not apply."""
     noise, settings = defenses.gaussian_noise(0.1), presets.fedleak(5)
     for shape, expected in (
         ((1, 4, 1), 0.1),
@@ -84,7 +84,7 @@ def test_tables_have_no_prior_of_photographs():
 
 
 def test_beside_a_likelihood_a_generator_is_the_only_prior():
-    """Standard normal latents cost half their squares in nats. The prior of GGL also takes off log(variance) / 2."""
+    """Standard normal latents cost half their squares in nats. The prior of GGL also subtracts log(variance) / 2."""
     model, noise = models.build("mlp", (4, 4, 1), 3), defenses.gaussian_noise(0.1)
     candidate = client_updates.generator_latents(lambda z: z.reshape(len(z), 4, 4, 1), 16)
     settings = presets.fedleak(5)._replace(candidate=candidate).weighing(latent=0.1, tv=0.1)
@@ -110,7 +110,7 @@ def test_beside_a_likelihood_a_generator_is_the_only_prior():
     ],
 )
 def test_a_prior_is_read_where_noise_has_a_likelihood(name, strength, read):
-    """`reads_prior` says whether the two priors make two attackers."""
+    """`reads_prior` tells whether the two priors give two different attackers."""
     model, defense = models.build("mlp", (4, 4, 1), 3), defenses.client_defense(name, strength)
     share, settings = protocols.ClientShare(model), presets.fedleak(5)
     weak, natural = (
@@ -129,7 +129,7 @@ def test_a_prior_is_read_where_noise_has_a_likelihood(name, strength, read):
 
 
 def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
-    """A sum over all pairs of all images and channels, whatever their number: two images cost twice as much as one."""
+    """The prior is a sum, not a mean, over pairs, images and channels: two images cost twice as much as one."""
     model = models.build("mlp", (4, 5, 2), 3)
     share, settings = protocols.ClientShare(model), presets.fedleak(5)
     defense = defenses.gaussian_noise(0.1)
@@ -143,14 +143,14 @@ def test_the_prior_is_what_the_differences_of_neighbours_cost_in_nats():
         for channel in range(2):
             for one, other in pairs:
                 cost += abs(image[(*one, channel)] - image[(*other, channel)]) / scale
-    # 19 of the 20 pixels are free beside the first one, and 31 pairs tell of them.
+    # Given the first pixel, 19 of 20 are free, and there are 31 pairs.
     expected = NATURAL_SHARE * cost * 19 / len(pairs)
     assert float(weight * prior.value(SimpleNamespace(x=jnp.asarray(x)))) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [8, 32, 128])
 def test_the_prior_is_likeliest_for_photographs(size):
-    """exp(-w TV) w^(HW - 1) has its maximum at w = (HW - 1) / TV, TV of one channel of one photograph in the mean."""
+    """exp(-w TV) w^(HW - 1) is largest at w = (HW - 1) / TV, with the mean TV of one channel of a photograph."""
     x = data.load(f"photographs:{size}", 60, 3).x
     variation = np.abs(np.diff(x, axis=1)).sum(axis=(1, 2)) + np.abs(np.diff(x, axis=2)).sum(axis=(1, 2))
     assert client_updates.natural_tv(size, size) == pytest.approx((size**2 - 1) / variation.mean(), rel=0.1)
@@ -201,7 +201,7 @@ def test_a_case_hands_on_the_weights_that_it_names(monkeypatch, defense):
 
 
 def _psnr_of(model, deviation, settings_of):
-    """PSNR of two small photographs behind noise, by each of the settings that `settings_of` makes."""
+    """PSNR of two small photographs reconstructed from a noisy update, for each of `settings_of`'s settings."""
     share, defense = protocols.ClientShare(model), defenses.gaussian_noise(deviation)
     x = data.load("photographs:8", 2, 0).x.mean(axis=-1, keepdims=True)
     private = Batch(jnp.asarray(x)[:, None], jnp.array([1, 2]), jnp.arange(2))
@@ -220,7 +220,7 @@ def _psnr_of(model, deviation, settings_of):
 
 @pytest.mark.slow
 def test_who_knows_large_noise_is_not_misled_by_it():
-    """Without a prior the likeliest images are noise. With one they are closer to the private ones than that."""
+    """With a weak prior the likeliest images are noise. With the natural prior they are closer to the private ones."""
     model = models.build("mlp", (8, 8, 1), 10, widths=(32,))
     natural, weak = _psnr_of(model, 0.1, lambda known: [known(prior=p).settings for p in ("natural", "weak")])
     assert natural > weak + 3
@@ -228,7 +228,7 @@ def test_who_knows_large_noise_is_not_misled_by_it():
 
 @pytest.mark.slow
 def test_the_likelihood_of_little_noise_does_not_drown_the_prior():
-    """It would lead the search to an image of noise first, from which the prior finds no way back."""
+    """A plain likelihood of little noise would lead the search to noisy images first, which the prior cannot repair."""
     model = models.build("convnet", (8, 8, 1), 10, channels=(8,), strides=(2,))
 
     def both(known):
@@ -240,7 +240,7 @@ def test_the_likelihood_of_little_noise_does_not_drown_the_prior():
 
 
 def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
-    """A client whose payload is known, and a defense that moves every entry by one."""
+    """The weights for a known payload and a defense that adds one to every entry."""
     model, drawn = models.build("mlp", (4, 4, 1), 3), []
 
     def share(variables, batch):
@@ -251,7 +251,7 @@ def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
     share.batch_norm = "train"
     moving = SimpleNamespace(apply=lambda key, payload, **_: {name: leaf + 1 for name, leaf in payload.items()})
     weights = shadow_weights(KnownClient(moving, model, share, 5))
-    assert weights == pytest.approx((2.5 / 3.5, 1.0, 0.25 / 1.25))  # a tensor without signal is not weighed down
+    assert weights == pytest.approx((2.5 / 3.5, 1.0, 0.25 / 1.25))  # a tensor without signal keeps its weight
     assert drawn == [((5, 1, 4, 4, 1), (5,))]
     given = reference.drawn(model, seed=3)
     seen = []
@@ -262,7 +262,7 @@ def test_shadow_weights_are_the_share_of_the_signal_in_every_tensor():
 
 
 def test_shadow_clients_normalise_in_the_mode_of_the_client_and_have_its_loss():
-    """A defense that reads its client would otherwise be measured on another one."""
+    """Otherwise, a defense that depends on its client would be measured on a different client."""
     model, known = models.build("mlp", (4, 4, 1), 3), {}
     share = lambda variables, batch: {"a": jnp.ones(1)}  # noqa: E731
     share.batch_norm, share.loss = "eval", "the loss"

@@ -1,4 +1,4 @@
-"""From a defense to the attacker of aggregated gradients who knows it."""
+"""The choice of an attack on aggregated gradients for an attacker who knows the defense."""
 
 import functools
 
@@ -17,7 +17,7 @@ N, K = 20, 4
 MODEL = models.all_dense((5,), parties=2, num_classes=3, width=8)
 PLAN = attacks.plan_cafe_exact(MODEL, num_samples=N, batch_size=K)
 
-#: What knows each reading in each unit, and the scale that it gives kernels beside biases (None: of its own samples).
+#: Reading and unit to the attack that knows them, with its scale of kernels over biases (None: from its own samples).
 KNOWN = {
     ("clamped", "absolute"): ("cafe_censored", {}),
     ("clamped", "tensor"): ("cafe_censored", {}),
@@ -37,7 +37,7 @@ def params():
 
 @pytest.fixture
 def made(monkeypatch):
-    """The plans and options that the attacks are made with."""
+    """A list of the names, plans and options of all attacks that are made."""
     found = []
 
     def noted(build, model, plan, **options):

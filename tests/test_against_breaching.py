@@ -1,4 +1,4 @@
-"""What the comparison with another library adds up, and which audits it takes."""
+"""The sums of the comparison with another library, and its choice of audits."""
 
 import pytest
 

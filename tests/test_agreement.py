@@ -1,4 +1,4 @@
-"""The agreement of two starts: which starts it compares, how, and what a study says that it is worth."""
+"""The agreement of two starts: the compared starts, the score, and the reports of studies."""
 
 import json
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ LAST = np.arange(4) == 3
 
 
 def starts(*images, scores):
-    """Stacked reconstructions with these images, and one score per start."""
+    """A reconstruction with these images stacked as starts, and one score per start."""
     x = jnp.stack([jnp.asarray(each)[:, None] for each in images])
     score = jnp.broadcast_to(jnp.asarray(scores, jnp.float32)[:, None], x.shape[:2])
     return Reconstruction(x, jnp.zeros(x.shape[:2], jnp.int32), score, jnp.ones(x.shape[:2], bool))
@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_refused(x, message):
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """Run folder, outcome of each seed, and metrics of a command that attacked four digits twice, from two starts."""
+    """Run folder, outcomes by seed, and metrics of a command that attacks four digits with two seeds and two starts."""
     folder, outcomes = tmp_path_factory.mktemp("invert"), []
 
     def remembered(*args, **options):
@@ -181,10 +181,10 @@ def test_an_image_is_undetermined_where_a_rival_or_an_image_of_its_class_explain
 
 @pytest.mark.slow
 def test_rivals_are_asked_for_where_a_gradient_is_matched():
-    """One image behind an MLP, which a short search matches, and its update leaves nothing open."""
+    """A short search matches the gradient of one image in an MLP, and this update determines the image."""
     case = Case(data="digits", model="mlp", pool=8, batch_size=1, iterations=150, restarts=2, labels="given")
     outcome = attack(case, 0)
-    assert outcome.scores["cosine_distance"] < outcome.scores["cosine_distance_random"] < 2  # what has found nothing
+    assert outcome.scores["cosine_distance"] < outcome.scores["cosine_distance_random"] < 2  # random images
     assert outcome.scores["gradient_matched"] == 1
     assert outcome.second.undetermined.shape == (1,)
     assert outcome.scores["undetermined"] == outcome.second.undetermined.mean()

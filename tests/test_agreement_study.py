@@ -1,4 +1,4 @@
-"""The study of what agreement is worth: how it counts, which seeds choose and which judge, and that it resumes."""
+"""The study of agreement: its counts, the seeds that choose and that judge, and its resumption."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_the_threshold_lets_one_in_twenty_wrong_images_pass():
     agreement = np.array([*[0.6] * 18, 0.8, 0.9, 0.95])
     right = np.zeros(21, bool)
     assert study.choose(agreement, right) == 0.91
-    right[-1] = True  # of the twenty others one may pass
+    right[-1] = True  # one of the twenty wrong images may pass
     assert study.choose(agreement, right) == 0.81
     assert study.choose(agreement, np.ones(21, bool)) == 0.5
     assert study.choose(np.ones(21), np.zeros(21, bool)) == 1
@@ -92,7 +92,7 @@ def test_a_tint_is_taken_off_every_channel():
 
 @pytest.fixture
 def attacks_made(monkeypatch):
-    """The seeds of all attacks, none of which does anything but the first image of two."""
+    """The seeds of all attacks; every attack is a stub that recovers the first of two images."""
     seeds, rng = [], np.random.default_rng(0)
 
     def attack(case, seed, **_):
@@ -103,7 +103,7 @@ def attacks_made(monkeypatch):
         return Outcome(truth, answer, scores, np.zeros(0), Agreement(np.array([0.97, 0.2]), answer))
 
     monkeypatch.setattr(_inversions, "attack", attack)
-    # No data folder is needed.
+    # The stubs need no data folder.
     monkeypatch.setattr(_inversions, "sources_of_update", lambda case, seed: {})
     monkeypatch.setattr(_inversions.Inversions, "require", lambda *_: None)
     monkeypatch.setattr(_inversions.Inversions, "cost", lambda *_: Cost(1.0))
@@ -155,7 +155,7 @@ def test_every_case_has_two_starts():
     assert {case.restarts for case in study.CASES.values()} == {2}
 
 
-#: Deep networks, whose programs take longest to trace.
+#: Deep networks; tracing their programs takes longest.
 LARGE = ("densenet121-b1", "mobilenet_v2-b1", "resnet34_16-b1", "resnet18_16-b1", "vit_tiny-b1")
 
 
@@ -164,5 +164,5 @@ def test_every_case_has_settings_that_its_attack_takes(name):
     case = study.CASES[name]
     updates.check(case)
     model = updates.build_model(case, (32, 32, 3), 10)
-    if case.attack not in presets.GENERATIVE:  # which need public images
+    if case.attack not in presets.GENERATIVE:  # generative attacks need public images
         updates.resolved(case).build(model, protocols.ClientShare(model))

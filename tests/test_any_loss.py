@@ -1,4 +1,4 @@
-"""Inversion without the loss and the labels: what of a gradient follows from the images alone."""
+"""Inversion without the loss and the labels: the part of a gradient that the images alone determine."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ CLASSES, SIZE = 5, 3
 
 
 def _findings(logits, y):
-    """Several findings per image, some of which weigh more: no label (B,) says the same."""
+    """A loss with several findings per image, some with larger weights, that no label (B,) can express."""
     findings = jnp.asarray([[1, 0, 1, 0, 0], [0, 1, 1, 0, 1], [1, 1, 0, 0, 0]], jnp.float32)
     return -jnp.sum((1 + findings) * jax.nn.log_sigmoid((2 * findings - 1) * logits))
 
@@ -23,7 +23,7 @@ def _uniform(*shape, seed=1):
 
 
 def _unexplained(model):
-    """How much of an update no loss of a batch explains: one program, compiled once for all losses."""
+    """A compiled function for the part of an update that no loss on a batch explains; it serves all losses."""
     share = AnyLossShare(model, "train", ridge=1e-6)
     return jax.jit(
         lambda seen, batch: objectives.cosine(seen.payload, share(seen_by_any_loss(model, seen).params, batch))
@@ -40,7 +40,7 @@ def network(request):
 
 
 def test_the_search_never_calls_the_clients_loss():
-    """Nor where the answer's brightness is asked for, behind batch normalisation."""
+    """The loss is also not called for the brightness of an answer behind batch normalisation."""
     model = models.convnet((4, 4, 1), CLASSES, channels=(4,), strides=(1,), batch_norm=True)
 
     def unknown(logits, y):
@@ -63,7 +63,7 @@ def test_the_clients_images_explain_its_update_under_every_loss(network, loss):
     payload = jax.jit(protocols.ClientShare(model, loss=loss))(variables, batch)
     seen = Observation(jnp.zeros((), jnp.int32), variables, payload)
     assert unexplained(seen, batch) < 1e-5
-    assert unexplained(seen, batch._replace(x=x[::-1])) < 1e-5  # in whatever order
+    assert unexplained(seen, batch._replace(x=x[::-1])) < 1e-5  # in any order
     assert unexplained(seen, batch._replace(x=_uniform(*x.shape, seed=2))) > 1e-2
 
 
@@ -83,7 +83,7 @@ def test_gradients_by_the_outputs_are_the_least_squares_solution(bias):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_images_with_the_same_features_have_finite_gradients(bias):
-    """As black images behind a layer without bias have, whose equations are all zero."""
+    """Black images behind a layer without bias are an example: all their equations are zero."""
     seen = {"kernel": jnp.ones((7, 4)), "bias": jnp.ones(4)} if bias else {"kernel": jnp.ones((7, 4))}
     for features in (jnp.zeros((SIZE, 7)), jnp.ones((SIZE, 7))):
         value, slope = jax.jit(jax.value_and_grad(lambda f: jnp.sum(output_gradients(f, seen, 1e-3) ** 2)))(features)

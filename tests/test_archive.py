@@ -1,4 +1,4 @@
-"""Archives of published files: every format, the samples of a list in its order, and what is refused."""
+"""Archives of published files: all formats, the order of listed samples, and refused files."""
 
 import os
 import struct
@@ -97,7 +97,7 @@ def test_criteo_has_missing_counts_and_hashed_codes(tmp_path):
 
 
 def _crc32(text):
-    """Bit by bit, slow and obvious."""
+    """The CRC-32 checksum, computed bit by bit: slow and obvious."""
     crc = 0xFFFFFFFF
     for byte in text:
         crc ^= byte

@@ -1,4 +1,4 @@
-"""An argument of another kind is refused by its name, before anything is compiled."""
+"""An argument of the wrong type is refused by name, before anything is compiled."""
 
 import logging
 import pathlib
@@ -21,7 +21,7 @@ def _answer(state, observation):
     return Reconstruction(jnp.zeros((2, 1, 2, 2, 1)), jnp.zeros(2, jnp.int32), state, jnp.ones(2, bool))
 
 
-#: An attack that answers black images.
+#: An attack that always answers with black images.
 BLACK = Attack(lambda key, template: jnp.zeros(2), lambda key, state, seen: (state, {}), _answer, 1)
 GIVEN = {"attack": BLACK, "observation": SEEN, "template": audit.template_of(BATCH), "key": jax.random.key(0)}
 

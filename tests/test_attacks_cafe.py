@@ -45,7 +45,7 @@ def truth(problem):
 
 
 def _payloads(truth, rounds, seed=0):
-    """Batches, and the first layer's gradients that they share: sums over samples of v_n and h_n v_n^T."""
+    """Batches, and the first layer's gradients in each round: sums over samples of v_n and of h_n v_n^T."""
     H, V = truth
     rng = np.random.default_rng(seed)
     batches = np.stack([rng.permutation(N)[:K] for _ in range(rounds)])
@@ -53,7 +53,7 @@ def _payloads(truth, rounds, seed=0):
 
 
 def _scan(attack, problem, truth, rounds, key=0):
-    """The last state and all infos of observations of the first layer only; the payload's other leaves are withheld."""
+    """Run an attack that observes only the first layer's gradients; returns the last state and all infos."""
 
     def one(state, data):
         index, bias, kernel = data
@@ -159,7 +159,7 @@ def test_nested_loops_recover_v_and_h_and_then_lower_the_misfit_of_the_data(prob
     x = np.asarray(state.data.x)
     assert x.min() >= 0
     assert x.max() <= 1
-    # Misfit, per sample and in the attacker's own units, agrees with the objective's scale.
+    # The misfit per sample, in the attacker's own units, agrees with the objective's scale.
     seen = threats.view(threats.HONEST_BUT_CURIOUS_SERVER, transcript)
     reconstruction = jax.tree.map(np.asarray, jax.jit(attack.reconstruct)(state, seen))
     assert reconstruction.answered.all()
@@ -218,7 +218,7 @@ def test_algorithm_4_as_printed_runs_all_steps_and_lowers_them(problem, truth):
     ],
 )
 def test_full_gradients_of_one_batch_lower_the_objective(small, build, falling):
-    # Upstream's F3 aims at an H that still moves, so only its own steps must fall.
+    # Upstream's F3 uses an H that still moves, so F3 must decrease only over its own steps.
     problem, observation = small
     attack = build(problem.model, problem.protocol.share, num_samples=6)
     state = attack.init(jax.random.key(0), problem.template)
@@ -411,7 +411,7 @@ def test_labels_are_searched_for_given_or_left_as_they_started(small):
         np.testing.assert_array_equal(after[others], before[others])
         if mode == "joint":
             assert (after[index] != before[index]).all()
-            assert np.ptp(np.abs(after[index] - before[index])) < 1e-4  # Adam's first step is as long everywhere
+            assert np.ptp(np.abs(after[index] - before[index])) < 1e-4  # Adam's first step has one length
         else:
             one_hot = np.eye(2)[np.asarray(problem.private.y)[index]]
             np.testing.assert_array_equal(after[index], one_hot if mode == "given" else before[index])
@@ -426,7 +426,7 @@ def test_switching_the_gradient_term_off_needs_the_first_layer_only(problem, tra
     (narrow, info), (wide, _) = (step(jax.random.key(0), state, observation) for observation in seen)
     for a, b in zip(*map(jax.tree.leaves, (narrow, wide)), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert (attack.reconstruct(narrow, seen[0]).y == -1).all()  # no label was looked for
+    assert (attack.reconstruct(narrow, seen[0]).y == -1).all()  # no label was inferred
     assert np.isfinite(info["F3"])
     assert (narrow.data.x != state.data.x).any()
 

@@ -29,7 +29,7 @@ class Toy(NamedTuple):
 
 
 def toy(nan_round=-1):
-    """A protocol that trains, and an attack with random start and random steps: compiles at once."""
+    """A protocol that trains, and an attack with random start and steps; both compile immediately."""
 
     def init(key):
         return ProtocolState(jnp.zeros((), jnp.int32), {"w": jax.random.normal(key, (3,))}, ())
@@ -273,7 +273,7 @@ def test_labels_out_of_range_are_refused_before_rounds_are_compiled(kind, labels
     ],
 )
 def test_private_values_that_are_not_finite_are_refused_before_rounds_are_compiled(field, where, said):
-    """Also where a run goes on from a state, and where a protocol checks nothing itself."""
+    """This holds also if a run continues from a state, and if the protocol itself checks nothing."""
     private = PRIVATE._replace(y=jnp.full((6, 2), 0.5))
     private = private._replace(**{field: getattr(private, field).at[where].set(jnp.nan)})
     protocol = TOY.protocol._replace(round=lambda *_: pytest.fail("ran a round"))
@@ -310,7 +310,7 @@ def test_of_a_template_of_arrays_only_the_shapes_are_read():
 
 @pytest.mark.slow
 def test_attacks_run_where_jax_computes_in_64_bits():
-    """Their states keep the types that they began with, whatever a step computes in."""
+    """The states of attacks keep their initial types, whatever precision a step uses."""
     model = models.mlp((4, 4, 1), 3, widths=(5,), activation="sigmoid")
     share = protocols.ClientShare(model)
     attack = attacks.inversion(model, share, presets.fedleak(2), batch_size=1)

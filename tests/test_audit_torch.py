@@ -1,4 +1,4 @@
-"""Updates of PyTorch's clients through `jaxleak audit`: the order of lists, frozen layers, other heads."""
+"""Audits by `jaxleak audit` of updates from PyTorch clients: order of lists, frozen layers, other heads."""
 
 import json
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 RATE = 0.1
-#: Networks on 8 x 8 x 3 images, whose state dict is in another order than its sorted names.
+#: Networks on 8 x 8 x 3 images with state dicts that are not in the order of their sorted names.
 NETWORKS = """
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ class AllConvolutions(nn.Module):
 
 
 class Client:
-    """One image, and a network of the file."""
+    """A client with one image and one of the `NETWORKS`."""
 
     def __init__(self, folder, name):
         self.folder = folder
@@ -81,12 +81,12 @@ class Client:
         np.savez(folder / "truth.npz", x=self.x.numpy(), y=self.y.numpy())
 
     def backward(self):
-        """The gradient of the one image; the weights go to a file first."""
+        """Compute the gradient of the one image, after saving the weights to a file."""
         torch.save(self.net.state_dict(), self.folder / "w.pt")
         F.cross_entropy(self.net(self.x), self.y).backward()
 
     def step(self):
-        """The state dict as a list before and after a step, as a `NumPyClient` of Flower receives and sends it."""
+        """The state dict before and after a step, as the lists that a `NumPyClient` of Flower receives and sends."""
         before = self._listed()
         self.backward()
         torch.optim.SGD(self.net.parameters(), RATE).step()
@@ -96,7 +96,7 @@ class Client:
         return [value.detach().numpy().copy() for value in self.net.state_dict().values()]
 
     def audit(self, update="u.safetensors", weights="w.pt", *options):
-        """What results.json says of an audit with the truth at hand."""
+        """Run an audit with the truth; returns the content of results.json."""
         files = {"--weights": weights, "--update": update, "--truth": "truth.npz"}
         words = [word for option, file in files.items() for word in (option, str(self.folder / file))]
         model = ["--model", f"{self.folder / 'nets.py'}:{self.name}", "--image", "8", "8", "3"]
@@ -144,7 +144,7 @@ class _Array:
 
 
 class _Message:
-    """What the mod reads of a message whose weights are a list without names."""
+    """A message with weights as a list without names, as far as the mod reads it."""
 
     def __init__(self, record, values):
         records = {record: {str(i): _Array(value) for i, value in enumerate(values)}}
@@ -249,7 +249,7 @@ def test_the_bias_of_one_logit_may_be_a_number():
 
 
 def test_layers_in_evaluation_mode_are_those_of_the_model(tmp_path):
-    """The command makes the model with the layers that the update names; in Python they must be those of the model."""
+    """The command makes the model with the layers that the update names; in Python, the model must already match."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
     net.append(nn.Linear(64, 10)).train()

@@ -1,4 +1,4 @@
-"""The study of networks that others wrote: whose results it shows as its own, and what it needs."""
+"""The study of networks that others wrote: which finished results it reuses, and which packages it needs."""
 
 import importlib.util
 import pathlib
@@ -66,7 +66,7 @@ def test_one_network_has_the_same_gradient_in_flax_and_in_equinox():
     shapes = {
         "conv1": (16, 3, 3, 3), "conv2": (32, 16, 3, 3), "fc1": (64, networks.HIDDEN), "fc2": (10, 64),
     }  # fmt: skip
-    state = {}  # as PyTorch has it
+    state = {}  # in PyTorch's layout
     for layer, shape in shapes.items():
         scale = np.sqrt(1 / np.prod(shape[1:]))
         state[f"{layer}.weight"] = (scale * rng.normal(size=shape)).astype(np.float32)
@@ -95,7 +95,7 @@ def test_a_client_of_several_steps_sends_its_weights_and_the_server_knows_those_
     assert (facts.kind, facts.local_steps, facts.batch_size, facts.learning_rate) == ("weights", 2, 2, audited._RATE)
     net = module_at("examples/networks/torch_networks.py").Cnn()
     net.load_state_dict(before)
-    for rows in (slice(0, 2), slice(2, 4)):  # by hand
+    for rows in (slice(0, 2), slice(2, 4)):  # the same steps by hand
         net.zero_grad()
         logits = net(torch.tensor(x[rows]).permute(0, 3, 1, 2))
         torch.nn.functional.cross_entropy(logits, torch.tensor(y[rows])).backward()

@@ -1,4 +1,4 @@
-"""The basin around the truth: what is compared, and how a row sums it up."""
+"""The basin around the truth: the compared distances, and the summary of a row."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ def found():
 
 
 def test_distances_are_those_of_the_gradients(found):
-    """The truth by the sharper copy, and the second batch's counterpart, with weights and loss spelled out."""
+    """Distances of the truth and of the other batch equal those of gradients computed by hand."""
     side = victim(CASE, 0)
     variables = side.model.init(jax.random.key(0))
 
@@ -38,11 +38,11 @@ def test_distances_are_those_of_the_gradients(found):
     assert found.shape == (4, 2, len(measured.CANDIDATES))
     assert found[1, 1, measured.CANDIDATES.index("other")] == pytest.approx(float(expected), abs=1e-3)
     np.testing.assert_allclose(found[:, 1, 0], 0, atol=1e-3)
-    assert (found[:, 0, 0] > 0.01).all()  # the smooth copy's bias
+    assert (found[:, 0, 0] > 0.01).all()  # bias of the smooth copy
 
 
 def test_row_spaces_need_no_backward_pass():
-    """One layer of a network with more inputs than images: what is left of the gradient outside of the candidate."""
+    """The distance of row spaces is the part of a layer's gradient outside the span of the candidate's inputs."""
     found = measured.distances(CASE, (1e4,), 2, 0, compare="row_spaces")[:, 0]
     truth, other = (found[:, measured.CANDIDATES.index(name)] for name in ("truth", "other"))
     assert (truth < 0.05).all()
@@ -50,14 +50,14 @@ def test_row_spaces_need_no_backward_pass():
 
 
 def test_noise_has_the_level_that_it_is_called_by(found):
-    """Where kinks play little part, gradients stray in proportion to small noise: tenfold in the cosine for 10 dB."""
+    """If kinks matter little, gradients deviate in proportion to small noise: 10 dB is a cosine factor of ten."""
     forty, thirty = (found[:, 1, measured.CANDIDATES.index(f"{level} dB")].mean() for level in (40, 30))
     assert 0 < forty < thirty < found[:, 1, measured.CANDIDATES.index("other")].mean()
     assert 4 < thirty / forty < 25
 
 
 def test_reach_is_the_share_of_the_distance_at_the_best_sharpness():
-    """Two batches, sharpness 2 and 5: other images at 0.8 and 0.4 in the mean."""
+    """The reach in an example of two batches, with other images at mean distances 0.8 (sharpness 2) and 0.4 (5)."""
     of_others = np.array([[0.7, 0.4], [0.9, 0.4]])
     noisy = {"truth": (0.4, 0.0), "40 dB": (0.6, 0.1), "30 dB": (0.4, 0.3), "20 dB": (0.7, 0.4)}
     values = np.empty((2, 2, len(measured.CANDIDATES)))
@@ -66,7 +66,7 @@ def test_reach_is_the_share_of_the_distance_at_the_best_sharpness():
     cell = measured.reach_of_row("row", (2.0, 5.0), values)
     assert cell["reach"] == pytest.approx({"truth": 1.0, "40 dB": 0.75, "30 dB": 0.5, "20 dB": 0.125})
     assert cell["at_sharpness"] == {"truth": 5.0, "40 dB": 5.0, "30 dB": 2.0, "20 dB": 2.0}
-    assert cell["standard_error"]["30 dB"] == pytest.approx(0.05 / 0.8 / np.sqrt(2))  # 0.4 beside 0.35 and 0.45
+    assert cell["standard_error"]["30 dB"] == pytest.approx(0.05 / 0.8 / np.sqrt(2))  # the mean 0.4 of 0.35 and 0.45
     assert cell["distance"]["other"] == pytest.approx([0.8, 0.4])
     assert cell["ours"] == cell["reach"]["30 dB"]
 

@@ -1,4 +1,4 @@
-"""What images near an answer leave of the layers below the head, which it may outweigh in the whole update."""
+"""The misfit of an answer in the layers below the head, since the head may dominate the whole update."""
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,11 @@ def test_layers_below_the_head_count_however_small_they_are_beside_it():
 
 def test_nothing_is_said_where_it_cannot_be():
     parts = {"conv": 0.9, "head": 0.01}
-    assert _left({"conv": 9e-4, "head": 1.0}, parts) == 0  # below a thousandth
-    assert _left({"conv": 0.9, "head": 1.0}, parts, head=()) == 0  # the head is not known
-    of_weights = Precision(of_weights=True, scale=1e5)  # rounding of 6e-8 * 1e5 of weights of norm 2
+    assert _left({"conv": 9e-4, "head": 1.0}, parts) == 0  # below a thousandth of the whole norm
+    assert _left({"conv": 0.9, "head": 1.0}, parts, head=()) == 0  # the head is unknown
+    of_weights = Precision(of_weights=True, scale=1e5)  # rounding errors of 6e-8 * 1e5 for weights of norm 2
     assert _left({"conv": 0.05, "head": 1.0}, parts, of_weights) == 0
-    # What was computed from the update has a unit of its own, in which rounding is not known.
+    # A quantity computed from the update has its own unit, and its rounding is unknown.
     assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}, of_weights) == 0
     assert _left({"other": 0.9, CUT: 1.0}, {"other": 0.9, CUT: 0.0}) == pytest.approx(0.9)
 
@@ -55,7 +55,7 @@ def test_what_the_stated_noise_leaves_of_these_layers_is_taken_off():
 @pytest.mark.parametrize("defense", ["none", "other"])
 @pytest.mark.parametrize(("scale", "certified"), [(1.0, True), (0.1, False)])
 def test_a_rate_of_their_own_below_a_fresh_head_certifies_no_other_image(scale, certified, defense):
-    """The head of small weights has nearly the whole norm, and another image explains the update to 2e-3 in cosine."""
+    """A head of small weights has nearly the whole norm, so another image can come within 2e-3 in cosine distance."""
     model, variables = fresh_head()
     x = np.random.default_rng(1).random((1, 1, 2, 2, 3)).repeat(4, axis=2).repeat(4, axis=3)
     batch = Batch(jnp.asarray(x, jnp.float32), jnp.array([3], jnp.int32), jnp.arange(1))

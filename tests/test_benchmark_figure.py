@@ -1,4 +1,4 @@
-"""The figure of speeds is drawn from stored numbers, and says which step lacks them."""
+"""The figure of speeds is drawn from stored numbers, and names the steps without numbers."""
 
 import pytest
 

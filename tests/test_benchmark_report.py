@@ -32,7 +32,7 @@ def test_a_part_replaces_its_groups_on_its_own_device_only():
     assert text.count("### one") == 2
     assert text.index("## cpu") < text.index("## gpu")
     assert "Measured 2026-02-02, commit abc." in text
-    # Nothing is left of a run whose groups were all replaced.
+    # A run disappears once all its groups were replaced.
     last = report.merged(again, run(date="2026-03-03"), [entry("a", "two"), entry("a", "one")])
     assert [r["date"] for r in last["runs"]] == ["2026-01-01", "2026-03-03"]
     assert last["runs"][0]["device"] == "gpu"

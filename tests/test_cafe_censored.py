@@ -56,7 +56,7 @@ def test_visible_entries_are_true(size):
 
 
 def _slow_visible(upload, sample=2**16):
-    """Ranks are compared with the half-normal curve one by one, down from the largest."""
+    """A slow reference that compares ranks with the half-normal curve one by one, from the largest down."""
     magnitudes = np.abs(np.asarray(upload, np.float64)).ravel()
     ranked = magnitudes
     if len(ranked) > sample:
@@ -166,7 +166,7 @@ def test_features_solve_their_own_equations_and_undetermined_ones_are_zero():
     v[1, 1] = 0  # a slice without gradient
     h = rng.random((n, p, d1))
     normal = np.einsum("kpe,lpe->klp", v, v)[..., None] * np.array([1.0, 2.0])
-    normal[:, :, 0, 1] = np.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])  # rank one: these equations do not determine it
+    normal[:, :, 0, 1] = np.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])  # rank one: these equations do not determine h
     projected = np.einsum("klpi,lpi->kpi", normal, h)
     found, determined = censored._features(*(jnp.asarray(part, jnp.float32) for part in (v, normal, projected)))
     np.testing.assert_array_equal(determined, [[True, False], [True, True]])

@@ -83,7 +83,7 @@ def recovery(problem, plan, state):
 
 @pytest.fixture(scope="module")
 def head(problem, truth):
-    """The same rounds from features that the parties keep: quick to simulate, for variants of the attack."""
+    """The same problem with the features as private data, so that rounds are quick to simulate."""
     model = models.frozen_features(problem.model)
     private = problem.private._replace(x=jnp.asarray(truth[0]))
     protocol = protocols.vertical(model, num_samples=N, batch_size=K, sampling="uniform")
@@ -118,7 +118,7 @@ def test_step_3_recovers_the_data_and_certifies_it(problem, recovery):
     certified = result.residual.reshape(-1) < 1e-5
     assert certified.mean() > 0.5
     assert reference.psnr_by_hand(result.x.reshape(-1, 8, 8, 1), truth)[certified].min() > 60
-    # An answer depends on the sample's number and not on the chunk that it came in.
+    # An answer depends on the sample's index and not on its chunk.
     chunk = np.array([2, 7, 0])
     other = inverter(recovery.H[chunk], chunk)
     for name in ("x", "residual", "steps"):
@@ -155,7 +155,7 @@ def test_matrix_free_solvers_give_the_same_answer(head, recovery):
 
 
 def test_a_dead_slice_is_not_answered(head, plan):
-    # Features that switch off every unit behind them: nothing of this slice flows back.
+    # Features that switch off every unit of the next layer, so that no gradient flows back to this slice.
     kernel = np.asarray(head.params["first"]["kernel"][1], np.float64)
     x = np.array(head.private.x)
     x[5, 1] = -np.ones(kernel.shape[1]) @ np.linalg.pinv(kernel)
@@ -174,7 +174,7 @@ def test_a_dead_slice_is_not_answered(head, plan):
     assert np.isinf(answer.score[5])
     assert not answer.answered[5]
     assert not np.isnan(np.delete(answer.x, 5, axis=0)).any()
-    # Without Step III the answer has labels and no data.
+    # Without Step III the answer has labels but no data.
     stopped = attacks.cafe_exact(head.model, plan, invert=False).reconstruct(state, observation)
     assert np.isnan(stopped.x).all()
     assert (stopped.x.shape, stopped.x.dtype) == (answer.x.shape, answer.x.dtype)
@@ -195,7 +195,7 @@ def test_noise_on_the_payload_flags_samples(head, plan):
 
 @pytest.mark.parametrize("network", [pytest.param("dense", marks=pytest.mark.slow), "logistic"])
 def test_without_extractor_steps_1_and_2_recover_the_data(network):
-    """Columns are standardised, so that half of the numbers are negative."""
+    """The private columns are standardised, so half of the numbers are negative."""
     build = {
         "dense": lambda: models.all_dense((7,), parties=2, num_classes=3, width=16, hidden=8),
         "logistic": lambda: models.logistic((7,), parties=2, num_classes=3),
@@ -291,7 +291,7 @@ def test_a_batch_of_another_size_than_the_plans_is_refused(head, plan, build, si
 
 
 def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
-    """A logistic model of two parties, whose gradients NumPy knows."""
+    """The example is a logistic model of two parties, with gradients computed in NumPy."""
     model = models.logistic((3,), parties=2, num_classes=4)
     params = reference.drawn(model)
     rng = np.random.default_rng(0)
@@ -319,11 +319,11 @@ def test_labels_are_those_of_the_nearest_gradient_with_its_misfit_and_margin():
 def test_rounds_of_a_plan_by_hand():
     model = models.all_dense((7,), parties=2, num_classes=3, width=4)
     plan = attacks.plan_cafe_exact(model, num_samples=24, batch_size=6)
-    # ceil(23 * 24 / 18) + 1 = 32 rounds are needed, and twice as many asked for; 20 visits of 24 samples in sixes.
+    # ceil(23 * 24 / 18) + 1 = 32 rounds are needed, and the plan has twice as many; 20 visits of 24 samples, 6 a round.
     assert plan == (24, 6, 1, 64, 80, True)
     assert plan.rounds == 144
     free = attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, solver="matrix_free")
-    assert free == (24, 6, 1, 64, 24, False)  # six visits, or four times 24 / d2 where that is more
+    assert free == (24, 6, 1, 64, 24, False)  # six visits, or four times 24 / d2 if that is more
     assert attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, feature_rounds=6).feature_rounds == 6
     with pytest.raises(ValueError, match=r"feature_rounds=5 is too few: d2=4 < K=6.*needs at least 6 rounds"):
         attacks.plan_cafe_exact(model, num_samples=24, batch_size=6, feature_rounds=5)
@@ -334,9 +334,9 @@ def test_rounds_of_a_plan_by_hand():
 def test_shifts_of_workers_are_taken_off_where_enough_zeros_agree():
     rng = np.random.default_rng(0)
     v = rng.uniform(1, 2, (60, 1, 3))
-    v[[0, 7, 11], 0, 0] = v[[30, 41, 59], 0, 0] = 0  # three zeros of either worker: a crowd of a tenth of thirty
-    v[[0, 7], 0, 1] = v[[30, 41, 59], 0, 1] = 0  # two are none
-    v[[0, 7, 11], 0, 2], v[[30, 41, 59], 0, 2] = 0, [0, 0, 1e-3]  # and three that differ are none either
+    v[[0, 7, 11], 0, 0] = v[[30, 41, 59], 0, 0] = 0  # three zeros per worker: a tenth of thirty
+    v[[0, 7], 0, 1] = v[[30, 41, 59], 0, 1] = 0  # two zeros are too few
+    v[[0, 7, 11], 0, 2], v[[30, 41, 59], 0, 2] = 0, [0, 0, 1e-3]  # and three that differ do not count
     shifted = v.copy()
     shifted[:30] += [0.5, -1, 2]
     shifted[30:] -= [0.25, -1, 2]

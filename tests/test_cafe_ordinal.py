@@ -75,7 +75,7 @@ def test_the_order_is_nearly_enough(setting, adaptive):
 
 @pytest.mark.slow
 def test_knowledge_of_the_order_is_what_helps(setting, adaptive):
-    # One sweep takes the noise for the gradient, as one does who does not know.
+    # One sweep takes the noise for the gradient, as does an attacker who does not know the defense.
     _, single = recovered(setting, attacks.cafe_ordinal, sweeps=1)
     assert error(adaptive[1], setting[1]) < 0.6 * error(single, setting[1])
 
@@ -121,7 +121,7 @@ def test_an_attack_that_is_not_finished_has_no_answer(setting, adaptive):
 
 @pytest.mark.parametrize("slice_shape", [(8, 8, 1), (8, 8, 3), (5,)], ids=["grey", "colour", "table"])
 def test_the_ratio_of_sizes_is_measured_on_nobodys_data(slice_shape, monkeypatch):
-    """Without any data to load, the ratio comes near that of the victim's gradient: both are of one network."""
+    """The ratio needs no data to load, and it is near the victim's, since both gradients come from the same network."""
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("somebody's data were loaded"))
     model = models.all_dense(slice_shape, parties=2, num_classes=3, width=8)
     params = reference.drawn(model, seed=1)
@@ -129,7 +129,7 @@ def test_the_ratio_of_sizes_is_measured_on_nobodys_data(slice_shape, monkeypatch
     kernel, bias = (np.asarray(gradient["first"][name], np.float64) for name in ("kernel", "bias"))
     ratio = aggregated.kernel_to_bias_ratio(gradient)
     assert ratio == pytest.approx(np.sqrt((kernel**2).mean() / (bias**2).mean()), rel=1e-5)
-    # With features in [0, 1], the kernel's gradient is the bias's times a feature.
+    # The kernel's gradient is the bias's gradient times a feature, and features lie in [0, 1].
     assert 0.1 < ratio < 1
     again = own_gradient(model, params, 4)
     np.testing.assert_array_equal(again["first"]["kernel"], gradient["first"]["kernel"])
@@ -186,7 +186,7 @@ def test_features_of_a_sweep_are_least_squares_with_a_small_ridge():
     expected = h.copy()
     expected[2, 1] = 0
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
-    # The ridge is a share of 1e-5 of the mean eigenvalue of the normal matrix of unit rows.
+    # The ridge is 1e-5 times the mean eigenvalue of the normal matrix of unit rows.
     unit = v[:, 0] / np.linalg.norm(v[:, 0], axis=1, keepdims=True)
     plain = (incidence.T @ incidence) * (unit @ unit.T)
     ridge = 1e-5 * np.trace(plain) / 4 * np.eye(4)
@@ -201,7 +201,7 @@ def test_only_the_last_sweep_may_be_shorter(setting, rounds, sweeps, length):
 
 
 def _capped(rng, shape):
-    """Entries of which the largest are cut off at noise of the same rank."""
+    """Random entries; the largest are capped at 1.2 times the noise of the same rank."""
     true, noise = rng.laplace(size=shape) ** 3, np.abs(rng.standard_normal(shape))
     ranked = np.empty(true.size)
     ranked[np.argsort(np.abs(true).ravel())] = np.sort(noise.ravel())
@@ -209,7 +209,7 @@ def _capped(rng, shape):
 
 
 def _slow_output_gradients(batches, uploads, reading, n):
-    """Predictions are put into the observed order, in turn with least squares."""
+    """A slow reference that alternates between sorting predictions into the observed order and least squares."""
     incidence = np.zeros((len(batches), n))
     np.put_along_axis(incidence, batches, 1.0, axis=1)
     observed, solve = uploads.reshape(len(uploads), -1), np.linalg.pinv(incidence)
@@ -249,7 +249,7 @@ def test_output_gradients_alternate_between_order_and_least_squares(reading):
     [pytest.param("paired", 22, 3, marks=pytest.mark.slow), ("paired", 16, 2), ("clamped", 15, 2)],
 )
 def test_rounds_are_taken_as_by_a_plain_loop(reading, feature_rounds, sweeps):
-    """Step I once; then every sweep predicts from the features of the one before it, the first from none."""
+    """The loop runs Step I once, then sweeps that predict from the previous sweep's features (the first from none)."""
     n, k, variance, scale = 6, 2, 1.3, 0.7
     model = models.all_dense((5,), parties=2, num_classes=3, width=8)
     plan = aggregated.CafeExactPlan(n, k, 1, output_rounds=9, feature_rounds=feature_rounds, direct=True)

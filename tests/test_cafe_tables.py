@@ -1,4 +1,4 @@
-"""The CAFE tables: which cells there are, what they cost, and that a budget is respected. Nothing is attacked here."""
+"""The CAFE tables: their cells, the cost of cells, and the budget. No attack runs here."""
 
 import json
 from types import SimpleNamespace
@@ -63,12 +63,12 @@ def test_cells_that_share_a_run_share_its_setting():
 
 
 class AskedError(Exception):
-    """Carries what a protocol was asked for, in place of a run."""
+    """Raised in place of a run, with the name and options of the requested protocol."""
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A problem whose protocols raise `AskedError` with their name and options."""
+    """Patch the protocols so that they raise `AskedError` with their name and options."""
 
     def asking(name):
         def protocol(model, **options):
@@ -114,7 +114,7 @@ def test_the_papers_solver_is_that_of_the_paper():
 
 @pytest.fixture
 def no_data(monkeypatch):
-    """Tables whose runs are made up need no data, and so no fingerprints of any."""
+    """Disable checks and fingerprints of data, since tables with stubbed runs need no data."""
     monkeypatch.setattr(cafe_tables, "unavailable", lambda spec: None)
     monkeypatch.setattr(CafeJobs, "sources", lambda self, setting, seed: {})
 
@@ -161,7 +161,7 @@ def test_a_run_that_does_not_fit_in_memory_is_listed_and_the_others_go_on(tmp_pa
 
 @pytest.fixture
 def ran(monkeypatch, no_data):
-    """The batch sizes of all exact runs, none of which does anything; the third is killed."""
+    """The batch sizes of all exact runs; every run is a stub, and the third is killed."""
     made = []
 
     def exact(setting, problem):
@@ -185,7 +185,7 @@ def test_a_killed_table_goes_on_where_it_was(ran, tmp_path):
     assert not set(finished) & set(ran[3:])
     assert all(row["ours"] > 100 for row in rows if "mnist" in row["id"])
     before = len(ran)
-    assert cafe_tables.main(cafe_tables.Args(**args, budget=1e-6)) == rows  # which costs nothing
+    assert cafe_tables.main(cafe_tables.Args(**args, budget=1e-6)) == rows  # stored results cost nothing
     assert len(ran) == before
     cafe_tables.main(cafe_tables.Args(**args, fresh=True))
     assert ran[before:] == [*finished, killed, *ran[4:before]]
@@ -269,7 +269,7 @@ def test_steps_end_at_the_first_iteration_below_their_threshold():
     assert by_id["table5/nested/step1/mnist"].read(history) == 102
     assert by_id["table5/nested/step2/mnist"].read(history) == 102
     longer = [Result({}, {"f_history": np.array([*points[:3], (40_000, 1.0, 1.0)])})]  # Step II begins after 20,000
-    assert np.isnan(by_id["table5/nested/step2/linnaeus5"].read(longer))  # none of them was below the threshold
+    assert np.isnan(by_id["table5/nested/step2/linnaeus5"].read(longer))  # none of its losses was below the threshold
     assert setting_of(by_id["table5/single/linnaeus5"]).iterations == 20_000
 
 
@@ -463,7 +463,7 @@ def test_training_that_diverges_has_no_loss_from_there_on():
 
 @pytest.mark.parametrize("steps", ["adam", "stopped"])
 def test_step_two_may_end_where_its_own_loss_was_smallest(monkeypatch, steps):
-    losses = {5: jnp.inf, 10: jnp.inf, 15: 2.0, 20: 1.0, 25: 3.0}  # ten rounds of Step I go before
+    losses = {5: jnp.inf, 10: jnp.inf, 15: 2.0, 20: 1.0, 25: 3.0}  # after ten rounds of Step I
 
     def told(problem, features, *, callbacks, **_):
         for done, loss in losses.items():

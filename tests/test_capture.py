@@ -1,4 +1,4 @@
-"""Update files: what one framework wrote another reads, and what nobody should trust is refused in one line."""
+"""Update files: each framework reads the files of others, and untrustworthy files are refused in one line."""
 
 import dataclasses
 import subprocess
@@ -60,7 +60,7 @@ def test_a_pytorch_modules_weights_are_its_state_dict_and_not_its_gradients(tmp_
 
 
 def _with_gradients(*norms):
-    """A module of these layers of normalisation, and what is before them, with gradients."""
+    """A PyTorch module of a convolution and these layers of normalisation, after a backward pass."""
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), *norms)
     net(torch.ones(2, 2, 4, 4)).sum().backward()
@@ -158,7 +158,7 @@ def test_a_list_may_leave_out_counters_or_all_but_the_parameters(left_out):
     }
     sent = [array for name, array in whole.items() if name not in left_out]
     like = {"first": np.zeros((2, 2), np.float32), "second": np.zeros((2, 2), np.float32)}
-    for prefix in ("", "arr_"):  # NumPy's savez calls what it is given arr_0, arr_1, ...
+    for prefix in ("", "arr_"):  # NumPy's savez names its arguments arr_0, arr_1, ...
         tree = capture.fit({f"{prefix}{i}": a for i, a in enumerate(sent)}, like, names=list(whole), what="l")
         np.testing.assert_array_equal(tree["first"], whole["first"])
         np.testing.assert_array_equal(tree["second"], whole["second"])
@@ -211,7 +211,7 @@ def test_a_loss_or_a_defense_that_no_audit_takes_is_refused_at_capture_and_may_b
     with pytest.raises(ValueError, match=r"defense must be .*dp_update.*, none, or other .*; got 'clip'"):
         capture.save(tmp_path / "u", ARRAYS, defense="clip", clip=1.0)
     assert not (tmp_path / "u").exists()
-    # An older file is read, so that the auditor's own options can say what is right.
+    # An older file is read, and the auditor's options can correct it.
     capture.save(tmp_path / "u", ARRAYS, loss="other")
     whole = (tmp_path / "u").read_bytes()
     (tmp_path / "u").write_bytes(whole.replace(b"other", b"focal"))
@@ -237,7 +237,7 @@ def test_weights_become_a_gradient(kind, sign):
     np.testing.assert_allclose(found["w"], gradient, rtol=1e-5)
     with pytest.raises(ValueError, match="learning_rate must be given"):
         capture.gradient_of(capture.Update(sent, capture.Facts(kind)), before)
-    # Of a client that does not say how many steps it took, it is one.
+    # A client that does not state its number of steps took one.
     once = capture.gradient_of(capture.Update(sent, capture.Facts(kind, learning_rate=0.1)), before)
     np.testing.assert_allclose(once["w"], 2 * gradient, rtol=1e-5)
     # The gradients of three steps have the weights 1 + 1/2 + 1/4, 1 + 1/2 and 1 with a momentum of one half.
@@ -264,7 +264,7 @@ def test_another_models_arrays_are_named(arrays, message):
 
 
 def test_a_header_of_any_length_is_read(tmp_path):
-    """A safetensors file begins with the length of its header, which may look like the begin of a pickle."""
+    """A safetensors file begins with the length of its header, and this can look like the start of a pickle."""
     for length in range(1, 300):
         capture.save(tmp_path / "u", {"n" * length: np.ones(2, np.float32)}, batch_size=3)
         if (tmp_path / "u").read_bytes()[:1] == b"\x80":
@@ -300,7 +300,7 @@ def test_facts_out_of_range_are_named(tmp_path, facts):
 
 
 def _npz_of(path, content, version=(1, 0), **header):
-    """An npz file whose header says what it is told to."""
+    """Write an npz file with any claims in the header of its array."""
     with zipfile.ZipFile(path, "w") as archive, archive.open("a.npy", "w") as file:
         write = {(1, 0): np.lib.format.write_array_header_1_0, (2, 0): np.lib.format.write_array_header_2_0}[version]
         write(file, {"descr": "<f4", "fortran_order": False, "shape": (2, 3), **header})
@@ -361,7 +361,7 @@ def test_an_npz_file_may_be_as_large_as_is_allowed_and_no_larger(tmp_path, monke
         monkeypatch.setattr(_arrays, "LARGEST", 24)
         assert capture.read_npz_array(archive, "a").shape == (2, 3)
         monkeypatch.setattr(_arrays, "LARGEST", 23)
-        assert capture.read_npz_array(archive, "a", (2, 3)).shape == (2, 3)  # whose size was asked for
+        assert capture.read_npz_array(archive, "a", (2, 3)).shape == (2, 3)  # the caller asked for this size
         with pytest.raises(ValueError, match="a claims 24 bytes, more than 23"):
             capture.read_npz_array(archive, "a")
     monkeypatch.setattr(_arrays, "LARGEST", whole)
@@ -482,7 +482,7 @@ class _Array:
 
 
 class _Message:
-    """What the recorders read of a message of Flower, and nothing else."""
+    """A message of Flower, as far as the recorders read it."""
 
     def __init__(self, name, values, settings=None):
         records = {name: {"w": _Array(values)}}

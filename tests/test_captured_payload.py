@@ -1,4 +1,4 @@
-"""`experiments.invert` on a gradient from elsewhere, here one that it saved itself."""
+"""`experiments.invert` on a gradient from a file, here a file that the command itself saved."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ def arguments(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def attacked(arguments, tmp_path_factory):
-    """One attack on it: folder, scores, what was printed, what the bar was told, and the curves that were drawn."""
+    """One attack on a saved gradient: folder, scores, printed text, updates of the progress bar, and drawn curves."""
     folder, shown, drawn = tmp_path_factory.mktemp("attacked"), [], {}
     update, curves = Progress.update, plots.curves
 
@@ -71,9 +71,9 @@ def test_a_file_of_capture_is_taken_as_well_and_must_be_of_the_stated_client(arg
         with pytest.raises(ValueError, match=message):
             captured.load_payload(sent, params, case=replace(case, **wrong))
     capture.save(sent, gradient, batch_size=1)
-    with pytest.raises(ValueError, match="--local-steps 1; got 8"):  # of one gradient the file says no steps
+    with pytest.raises(ValueError, match="--local-steps 1; got 8"):  # the file of a single gradient states no steps
         captured.load_payload(sent, params, case=replace(case, local_steps=8))
-    # What the file leaves out is what the options say: two steps of that rate, here.
+    # Options give the facts that the file leaves out: here two steps of that rate.
     capture.save(sent, after, kind="weights")
     halved = captured.load_payload(sent, params, case=replace(case, local_steps=2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 2, atol=1e-6), halved, gradient)

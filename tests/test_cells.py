@@ -1,4 +1,4 @@
-"""The one runner of all studies: what is run, read back, refused and listed. Jobs here are numbers or errors."""
+"""The runner that all studies share: what it runs, reads back, refuses and lists. Jobs here are numbers or errors."""
 
 import json
 
@@ -12,7 +12,7 @@ from jaxleak.study.runner import ByType, Cost, Result, runner_in
 
 
 class Numbers:
-    """A job is the number that it gives, plus the seed; one that is a name raises the error of that name."""
+    """A runner's jobs: a number gives itself plus the seed; a name raises the error of that name."""
 
     def __init__(self, data=0.0, once=0.0):
         self.ran, self.data, self.once = [], data, once

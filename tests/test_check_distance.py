@@ -1,4 +1,4 @@
-"""What is no distance is refused before an attack descends it: the client would look safe."""
+"""A function that is no distance is refused before an attack minimises it, since the client would look safe."""
 
 import functools
 
@@ -20,7 +20,7 @@ def scaled_cosine(observed, simulated, scale=2.0):
 
 
 def narrow_kernel(observed, simulated):
-    """Flat between gradients that are far apart, and a distance all the same."""
+    """A valid distance that is flat between gradients that are far apart."""
     return 1 - jnp.exp(-1e4 * objectives.squared_l2(observed, simulated))
 
 
@@ -29,7 +29,7 @@ def swapped(observed, simulated):
 
 
 def flat_far_away(observed, simulated):
-    """Flat but for gradients that are near to each other, in units of their size."""
+    """A distance that is flat unless the gradients are near to each other, relative to their size."""
     near = 0.05 * jnp.sum(observed["kernel"] ** 2)
     return jnp.minimum(objectives.squared_l2(observed, simulated), near)
 
@@ -87,7 +87,7 @@ def test_distances_pass(distance):
 
 
 class Unhashable:
-    """A callable object that holds settings, as a dataclass does."""
+    """An unhashable callable, such as a dataclass with settings."""
 
     __hash__ = None
 

@@ -55,7 +55,7 @@ def test_fresh_starts_over(checkpoints):
     assert again.latest_step() is None
     start = _tree(0)
     assert again.restore_latest(start) is start
-    # A run that fails before it has anything to save has lost nothing.
+    # A run that fails before its first checkpoint loses nothing.
     chex.assert_trees_all_equal(Checkpoints(checkpoints.folder, CONFIG).restore_latest(start), _tree(5))
     again.save(3, _tree(3))
     assert not _files_of(checkpoints, 5)
@@ -116,7 +116,7 @@ def test_what_a_function_was_made_of_is_part_of_the_configuration(one, other):
 
 def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):
     checkpoints.save(5, _tree(5))
-    Checkpoints(checkpoints.folder, {**CONFIG, "sizes": [8, 16]})  # JSON knows no tuples
+    Checkpoints(checkpoints.folder, {**CONFIG, "sizes": [8, 16]})  # JSON has no tuples
     other = {"data": "mnist", "num_samples": 24, "sizes": (8, 16), "seed": 3}
     with pytest.raises(ConfigMismatchError) as error:
         Checkpoints(checkpoints.folder, other)
@@ -129,7 +129,7 @@ def test_another_configuration_is_refused_by_naming_what_differs(checkpoints):
 
 
 def test_settings_that_differ_are_told_by_field_and_value(tmp_path):
-    """And not by all the functions that they are made of, which fill pages."""
+    """The message names the field and the values, not the functions inside the settings, which would fill pages."""
 
     def settings(weight):
         return presets.inverting_gradients(4).weighing(tv=weight)
@@ -167,7 +167,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(checkpoints, d
     reopened = Checkpoints(checkpoints.folder, CONFIG)
     chex.assert_trees_all_equal(reopened.restore_latest(_tree(0)), _tree(5))
     assert "checkpoint 10 in" in capsys.readouterr().out
-    # The run goes on from there, through the number that was damaged.
+    # The run continues from there and saves the damaged step again.
     reopened.save(10, _tree(11))
     np.testing.assert_array_equal(reopened.restore_latest(_tree(0))["round"], 11)
 
@@ -192,7 +192,7 @@ def _of_another_run(steps):
     shutil.copytree(other.folder / "steps" / "10", steps / "10")
 
 
-#: By name: what happens to the checkpoints 5 and 10, which number is then damaged, and what is said of it.
+#: Damage by name: what happens to the checkpoints 5 and 10, the number of the damaged one, and the message.
 WRECKS = {
     "without its arrays": (lambda steps: shutil.rmtree(steps / "10" / "default"), 10, "its arrays are missing"),
     "an empty folder": (_empty, 10, "its arrays are missing"),
@@ -282,7 +282,7 @@ def test_a_fingerprint_is_that_of_names_shapes_types_and_values():
 
 
 def test_a_flipped_bit_is_noticed(tmp_path, capsys):
-    """Orbax reads damaged values as they are; the checksum does not. `JAXLEAK_FLIPS` positions, evenly spread."""
+    """Orbax accepts damaged values, but the checksum does not. `JAXLEAK_FLIPS` evenly spread positions are tried."""
     trees = {step: {"x": np.random.default_rng(step).random((64, 64), np.float32)} for step in (5, 10)}
     unseen = 0
     for i in range(FLIPS):
@@ -358,7 +358,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_arrays_without_entries_come_back(checkpoints):
-    """A generator's candidate carries its image shape in one, and Orbax stores none."""
+    """A generator's candidate has an empty array for its image shape, and Orbax does not store empty arrays."""
     checkpoints.save(5, {**_tree(5), "shape": jnp.zeros((0, 4))})
     restored = checkpoints.restore_latest({**_tree(0), "shape": jnp.zeros((0, 4))})
     chex.assert_trees_all_equal(restored, {**_tree(5), "shape": jnp.zeros((0, 4))})

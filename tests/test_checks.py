@@ -98,7 +98,7 @@ def test_the_mode_of_batch_normalisation_is_named(normalised):
 
 @pytest.mark.slow
 def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones_are_stated():
-    """A convolution's bias, which the built-in networks do not have there, is the only leaf that tells."""
+    """Only the bias of a convolution before the normalisation reveals the mode; built-in networks have none there."""
 
     class Net(nn.Module):
         @nn.compact
@@ -207,7 +207,7 @@ def test_one_file_of_weights_for_both_is_named(plain, tmp_path):
 
 
 class _Mixed(nn.Module):
-    """Two convolutions with batch normalisation, the first of which may stay in evaluation mode."""
+    """Two convolutions with batch normalisation; the first may stay in evaluation mode."""
 
     in_eval: bool = False
 

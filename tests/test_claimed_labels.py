@@ -1,4 +1,4 @@
-"""Labels that an audit claims are in the batch, or stand under a condition; right updates are not refused."""
+"""Labels that an audit claims are in the batch or depend on a stated condition, and right updates are not refused."""
 
 import functools
 
@@ -20,9 +20,9 @@ from jaxleak.audit._checks.precision import Precision, precision_of
 WIDTH = 24
 
 
-@functools.cache  # its descent takes longer than the checks
+@functools.cache  # training takes longer than the checks
 def network(classes, seed, trained):
-    """The features of 900 samples behind a ReLU, and a head, with random weights or after some steps of descent."""
+    """The features of 900 samples after a ReLU, their labels, and a head, random or trained for some steps."""
     rng = np.random.default_rng(seed)
     y = np.arange(900) % classes
     x = rng.normal(size=(classes, 12))[y] + 0.6 * rng.normal(size=(900, 12))
@@ -41,7 +41,7 @@ def softmax(logits):
 
 
 def batches(classes, batch, trained, trials=12):
-    """Batches of random labels, and of few classes, with the parts of their gradient (features, softmaxes, labels)."""
+    """Yield batches of all or of two classes: features, softmax outputs and labels, and the head's kernel and bias."""
     for seed in range(trials):
         features, y, kernel, bias = network(classes, seed % 3, trained)
         rng = np.random.default_rng(100 + seed)
@@ -82,7 +82,7 @@ def test_a_reversed_sign_proves_nothing_without_naming_the_sign_as_a_condition(c
 
 
 def test_a_head_of_zeros_tells_a_reversed_sign_by_the_columns_alone():
-    """All softmax outputs are 1/C, so that label counts of both signs are whole numbers."""
+    """All softmax outputs are 1/C, so label counts are whole numbers for both signs."""
     features, _, kernel, bias = network(10, 0, False)
     p = np.full((5, 10), 0.1)
     right, turned = (mean(features[:5], p, np.arange(5), 0 * kernel, bias, sign) for sign in (1, -1))
@@ -101,7 +101,7 @@ def test_a_right_sign_of_few_samples_is_confirmed():
 
 
 def _even(classes, odds, sign=1.0):
-    """One sample of class 0, whose softmax outputs are all alike but for these odds of class 1."""
+    """The head's gradient for one sample of class 0 with equal softmax outputs, except that class 1 has other odds."""
     features, _, kernel, _ = network(classes, 0, False)
     bias = odds * np.eye(classes)[1]
     return mean(features[:1], softmax(bias[None]), np.array([0]), 0 * kernel, bias, sign)._replace(positive=False)
@@ -109,7 +109,7 @@ def _even(classes, odds, sign=1.0):
 
 @pytest.mark.parametrize(("classes", "odds", "shown"), [(2, 0.0036, True), (2, 1e-5, False), (4, 1e-5, True)])
 def test_the_equations_of_one_sample_show_the_sign_where_they_fail_for_the_reverse(classes, odds, shown):
-    """Two classes leave no misfit, and near even odds the factor of the reverse is 1 but for rounding."""
+    """Two classes leave no misfit, and near even odds the factor of the reversed sign is 1 up to rounding."""
     right, turned = _even(classes, odds), _even(classes, odds, -1.0)
     assert not failed(check_head(right, 1))
     assert labels_of(right, 1).signed == shown
@@ -119,7 +119,7 @@ def test_the_equations_of_one_sample_show_the_sign_where_they_fail_for_the_rever
 
 
 def test_more_classes_than_samples_are_not_those_of_a_momentum_that_began_at_zero():
-    """An earlier round's samples are in a buffer that was kept."""
+    """A momentum buffer that was kept contains the gradients of an earlier round's samples."""
     rng = np.random.default_rng(0)
     slope = 0.7 * np.array([0.1, -0.9, 0.2, -0.4, 1.0])
     features = rng.random(8)
@@ -142,7 +142,7 @@ def test_a_reversed_sign_is_named_where_it_explains_the_factor_of_one_sample():
 
 @pytest.mark.parametrize("batch", [4, 8])
 def test_weights_of_classes_do_not_multiply_what_is_proven(batch):
-    """The class of the first sample weighs a hundred times as much, in PyTorch's mean of a weighted cross-entropy."""
+    """The first sample's class has a hundred times the weight in PyTorch's mean of a weighted cross-entropy."""
     for features, p, y, kernel, bias in batches(10, batch, False):
         weight = np.where(y == y[0], 10.0, 0.1)
         slope = (p - np.eye(10)[y]) * (weight / weight.sum())[:, None]
@@ -159,7 +159,7 @@ def test_smoothed_labels_prove_no_class_that_is_absent(batch):
 
 
 def after_steps(features, y, kernel, bias, momentum, rate=2.0):
-    """The head's gradient as it is read from its weights after steps of two samples each, at weights that move far."""
+    """The head's gradient computed from its weights before and after large steps of two samples each."""
     before = after = np.vstack([kernel, bias])
     velocity, inputs = np.zeros_like(before), np.hstack([features, np.ones((len(y), 1))])
     for rows in np.arange(len(y)).reshape(-1, 2):
@@ -167,7 +167,7 @@ def after_steps(features, y, kernel, bias, momentum, rate=2.0):
         velocity = momentum * velocity + inputs[rows].T @ slope
         after = after - rate * velocity
     read = (before - after) / (rate * weight_of_steps(len(y) // 2, momentum))
-    return Head(read[:-1], read[-1], kernel, bias)  # whose features may be negative, so that no column shows the sign
+    return Head(read[:-1], read[-1], kernel, bias)  # features may be negative here, so no column shows the sign
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -182,11 +182,11 @@ def test_counts_that_several_steps_explain_cast_no_doubt_on_a_proof(momentum):
         assert 0 < proven.proven.sum() <= proven.if_stated.sum()
         assert (proven.if_stated <= np.minimum(counts, 1)).all()
         doubted += not labels_of(right, 6).proven.any()
-    assert doubted  # as of one step, the same numbers would not be those of this batch
+    assert doubted  # as one step's gradient, the same numbers would not fit this batch
 
 
 def _difference(right, kernel, bias, rate):
-    """The head's gradient as it is read from float32 weights after one step."""
+    """The head's gradient computed from float32 weights before and after one step."""
 
     def read(gradient, before):
         before = before.astype(np.float32)
@@ -209,7 +209,7 @@ def test_weights_after_a_small_step_are_not_refused_for_their_rounding(batch, ra
         assert not failed(check_head(rounded, batch))
         assert (labels_of(rounded, batch).proven <= np.bincount(parts[2], minlength=10)).all()
         refused += bool(failed(check_head(rounded._replace(precision=Precision()), batch)))
-    assert refused or rate > 1e-3 or batch == 1  # the rounding is what would be taken for samples
+    assert refused or rate > 1e-3 or batch == 1  # rounding errors would be taken for samples
 
 
 def test_what_rounding_of_weights_leaves_is_bounded():
@@ -234,11 +234,11 @@ def test_a_sample_that_is_nearly_fitted_is_not_refused():
     slope = (p - np.eye(10, dtype=np.float32)[[3]]).astype(float)
     fitted = Head(features.T @ slope, slope.sum(axis=0), kernel.astype(float), bias.astype(float), positive=True)
     sums = abs(fitted.bias_gradient.sum()) / np.linalg.norm(fitted.bias_gradient)
-    assert sums > 1e-3  # more than is allowed where no sample is fitted
+    assert sums > 1e-3  # more than is allowed if no sample is fitted
     assert not failed(check_head(fitted, 1))
 
 
-#: What may follow the last dense layer, and whether its gradient then is that of the logits.
+#: Functions that may follow the last dense layer, and whether the layer's output gradient is then that of the logits.
 AFTER = {
     "nothing": (lambda z: z, True),
     "log-softmax": (jax.nn.log_softmax, True),
@@ -273,12 +273,12 @@ def test_a_head_counts_only_where_nothing_follows_it(after, activation):
     if activation is jax.nn.relu and after in ("nothing", "scale"):
         verdict = audit.update(model, variables, gradient, batch_size=1, minutes=1e-4)
         assert verdict.verdict != "inputs inconsistent"
-        assert verdict.labels.tolist() == [0, 0, 1, 0]  # of one sample also behind a scale, by the rows of the classes
+        assert verdict.labels.tolist() == [0, 0, 1, 0]  # for one sample also behind a scale, by the rows of the classes
         assert ("the gradient of head/bias and head/kernel, in which" in verdict.reasons[0]) != plain
 
 
 def of_one_logit(labels, p, weight=1.0):
-    """The head as it is read of a network with one logit, whose samples of class 1 have a weight (`pos_weight`)."""
+    """The head of a network with one logit; samples of class 1 have a weight (`pos_weight`)."""
     y = np.array(labels)
     slope = np.where(y == 1, weight * (p - 1), p)[:, None] * [-1, 1] / len(y)
     kernel = np.stack([np.zeros(WIDTH), np.full(WIDTH, 0.1)], axis=1)
@@ -293,7 +293,7 @@ def test_the_sums_of_one_logit_say_nothing():
 
 
 def test_findings_are_those_of_negative_entries_whatever_the_scale_and_the_weights_are():
-    """Entries that rounding may have made negative say nothing, and counts are not claimed."""
+    """Entries that may be negative only by rounding are ignored, and no counts are claimed."""
     slope = np.array([[-0.3, 0.2, 1e-9, -1e-9, 0.4], [0.1, 0.1, 0.2, 1e-9, -0.5]])
     features = np.random.default_rng(0).uniform(size=(2, WIDTH))
     for scale in (1e-3, 1.0, 50.0):
@@ -313,7 +313,7 @@ def test_one_sample_of_one_logit_proves_its_label(label):
 
 
 def test_a_weight_of_class_1_multiplies_no_label_of_one_logit():
-    """Of two samples, a weight of 3.1 gives counts near whole numbers, two of class 1 where there is one."""
+    """For two samples, a weight of 3.1 gives nearly whole counts, with two samples of class 1 where there is one."""
     turned = of_one_logit([1, 0], 0.5, weight=3.1)._replace(kernel=np.zeros((WIDTH, 2)), positive=False)
     assert not failed(check_head(turned, 2))
     assert labels_of(turned._replace(one_logit=False), 2).if_stated[1] == 2

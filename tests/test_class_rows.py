@@ -1,4 +1,4 @@
-"""The label of one sample where the last dense layer is adapted or frozen, and what is said where none is read."""
+"""The label of one sample with an adapted or frozen last layer, and the reasons if no label can be read."""
 
 import functools
 
@@ -18,7 +18,7 @@ from jaxleak.audit._verdict import stages
 from jaxleak.audit._verdict.class_label import labels_without_head, with_read_label
 from jaxleak.models._classifier import HeadLayer
 
-CLASSES, WIDTH, RANK = 5, 5, 3  # as many features as classes, so that a kernel has two axes that may be the classes'
+CLASSES, WIDTH, RANK = 5, 5, 3  # as many features as classes: both axes of a kernel may be the classes
 
 
 def _drawn(seed, *shape):
@@ -46,7 +46,7 @@ HEADS = {
         lambda p, f: f @ p["square"] + p["b"],
     ),
 }
-#: Names of the leaves with a row for every class, and the axis of the classes.
+#: Names of the leaves with a row for every class, each with the axis of the classes.
 LEAVES = {
     "lora": [("b", 0)],
     "lora merged": [("b", 1)],
@@ -69,7 +69,7 @@ def _network(head, after="nothing"):
     return models.from_function(apply, {"params": FIRST | own}, image_shape=(6, 6, 1), num_classes=CLASSES)
 
 
-#: What may follow the logits, and leaves the rows as they are or does not.
+#: Functions after the logits; some leave the rows unchanged.
 AFTER = {
     "nothing": lambda z: z,
     "temperature": lambda z: z / 2,
@@ -95,7 +95,7 @@ def _case(model, variables, gradient, samples=1, **fields):
 
 
 def _rows(head, labels, **options):
-    """What is proven of a batch of these labels that is said to be one sample."""
+    """The rows and the proven label for a batch of these labels that is claimed to be one sample."""
     model, variables = _network(head)
     gradient = _sent(model, variables, labels, **options)
     leaves = class_leaves(model, variables, gradient, "train")
@@ -151,7 +151,7 @@ def test_a_batch_that_is_no_single_sample_proves_nothing(head):
 
 
 def test_a_bias_proves_no_absent_class_whatever_the_batch_is():
-    """Two labels are below zero, and the rest may be one class alone."""
+    """Two labels have entries below zero, and the rest may be a single class."""
     gradient = HeadLayer(jnp.zeros((0, 3)), jnp.array([-0.4, -0.3, 0.7]))
     labels = label_of_rows("b", gradient, gradient, FULL)
     assert not labels.proven.any()
@@ -167,10 +167,10 @@ def _layer(delta, z=(1.0, -2.0), bias=False):
     ("layer", "proven"),
     [
         (_layer([0.5, -0.8, 0.3]), 1),
-        (_layer([-0.5, 0.8, -0.3]), 1),  # an update of the other sign, or z of the other sign
+        (_layer([-0.5, 0.8, -0.3]), 1),  # an update of the opposite sign, or z of the opposite sign
         (_layer([0.5, -0.8, 0.3], bias=True), 1),
-        (_layer([-0.5, 0.8, -0.3], bias=True), None),  # with a bias the update has the other sign
-        (_layer([0.8, -0.8, 0.0]), None),  # either of two classes
+        (_layer([-0.5, 0.8, -0.3], bias=True), None),  # with a bias the update has the opposite sign
+        (_layer([0.8, -0.8, 0.0]), None),  # ambiguous between two classes
         (_layer([0.8, -0.8, 1e-7]), None),
         (_layer([0.8, -0.8, 0.0], bias=True), 1),
         (_layer([0.5, -0.8, 0.4]), None),  # another loss
@@ -186,7 +186,7 @@ def test_a_label_is_proven_by_the_signs_of_the_rows(layer, proven):
 
 
 def test_rounding_proves_no_label():
-    """Rows that rounding may have turned count for neither side."""
+    """Rows with a sign that rounding may have changed count for neither side."""
     layer = _layer([0.7, -0.72, 0.01, 0.01])
     assert label_of_rows("b", layer, layer, FULL).proven.tolist() == [0, 1, 0, 0]
     assert not label_of_rows("b", layer, layer, Precision("bfloat16", 2.0**-6)).proven.any()
@@ -203,7 +203,7 @@ def test_searches_are_given_the_label_that_the_update_shows_and_no_other():
     assert with_read_label(case._replace(defended=True))[0].observation.labels is None
     two = _case(model, variables, _sent(model, variables, [2, 2]), samples=2)
     assert with_read_label(two)[0].observation.labels is None
-    claimed = _case(model, variables, _sent(model, variables, [2, 0]))  # said to be one sample
+    claimed = _case(model, variables, _sent(model, variables, [2, 0]))  # claimed to be one sample
     assert with_read_label(claimed)[0].observation.labels is None
 
 
@@ -254,7 +254,7 @@ def test_what_is_not_read_of_an_adapted_head_is_said():
 
 @pytest.mark.slow
 def test_an_image_behind_a_frozen_head_whose_bias_alone_is_trained_is_found():
-    """The label is read off the bias, and the layer that reads the image gives it away."""
+    """The label follows from the bias, and the image from the first layer, which reads it."""
     model = models.mlp((6, 6, 1), CLASSES, widths=(64,))
     whole = reference.drawn(model)
     model, variables = models.freeze(model, whole, model.head_leaves[:1])

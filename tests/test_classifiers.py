@@ -17,7 +17,7 @@ from jaxleak.models._mobilenet import InvertedResidual
 from jaxleak.models._resnets import is_small
 from jaxleak.models._vit import vit
 
-# Networks in miniature, one of each kind: (H, W, c), factory.
+# Small networks, one of each kind: (H, W, c), factory.
 SMALL = {
     "lenet": ((8, 7, 3), functools.partial(models.lenet, channels=2, strides=(2, 1))),
     "pooled": (
@@ -36,7 +36,7 @@ def _small(name, **options):
     shape, factory = SMALL[name]
     model = factory(shape, 3, **options)
     rng = np.random.default_rng(0)
-    # Drawn here, since compiling an initialiser takes longer than anything that these tests then do.
+    # Drawn in NumPy, since compiling an initialiser takes longer than these tests.
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     variables = {
         "params": jax.tree.map(lambda leaf: rng.normal(0.1, 0.5, leaf.shape).astype(leaf.dtype), shapes["params"]),
@@ -47,7 +47,7 @@ def _small(name, **options):
     return model, variables, rng.random((2, *shape)).astype(np.float32)
 
 
-@functools.cache  # tracing a network of many layers takes a second and more
+@functools.cache  # tracing a network of many layers takes a second or more
 def _shapes(name, image_shape, num_classes, batch=2, **options):
     model = models.build(name, image_shape, num_classes, **options)
     variables = jax.eval_shape(model.init, jax.random.key(0))
@@ -65,7 +65,7 @@ MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1
 @pytest.mark.parametrize(
     ("name", "problem", "count"),
     [
-        ("resnet10", MNIST, 4_902_090),  # the number of FedLeak's victim
+        ("resnet10", MNIST, 4_902_090),  # the number of the victim's parameters in FedLeak
         ("resnet10_x3", MNIST, 44_049_994),
         ("resnet10_x5", MNIST, 122_322_890),
         ("resnet18", CIFAR, 11_173_962),
@@ -83,7 +83,7 @@ MNIST, CIFAR, IMAGENET = ((28, 28, 1), 10), ((32, 32, 3), 10), ((224, 224, 3), 1
     ],
 )
 def test_parameter_counts(name, problem, count):
-    """Of published networks, those of the papers; of the others, by hand."""
+    """Published networks have the counts of their papers; the counts of others are computed by hand."""
     model = models.build(name, *problem)
     assert _count(jax.eval_shape(model.init, jax.random.key(0))) == count
 
@@ -120,7 +120,7 @@ def test_inverted_residuals_add_their_input_where_the_shape_stays(stride, channe
     block = InvertedResidual(channels, 2, stride, Style("relu6"))
     x = np.random.default_rng(0).random((2, 4, 4, 4)).astype(np.float32)
     shapes = jax.eval_shape(lambda: block.init(jax.random.key(1), x, False))
-    silent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)  # the projection answers zero
+    silent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)  # the projection gives zero
     z = jax.jit(lambda x: block.apply(silent, x, False))(x)
     assert z.shape == (2, 4 // stride, 4 // stride, channels)
     np.testing.assert_allclose(z, x if adds else 0, atol=1e-6)
@@ -167,7 +167,7 @@ def test_stems_and_stages_halve_where_their_papers_do(factory, stem, sides):
 def test_tokens_and_positions_start_from_a_narrow_normal():
     params = vit((16, 16, 1), 3, width=400, depth=1, heads=1, init="wide_uniform").init(jax.random.key(0))["params"]
     for name in ("class_token", "position"):
-        # Cut off at two scales, a normal has 0.88 of its standard deviation.
+        # A normal distribution that is truncated at two scales keeps 0.88 of its standard deviation.
         drawn = np.asarray(params[name])
         np.testing.assert_allclose(drawn.std(), 0.88 * 0.02, rtol=0.1)
         assert 0.03 < np.abs(drawn).max() <= 0.04
@@ -193,7 +193,7 @@ def test_mobilenet_halves_where_its_paper_does(stem):
     side, expected = MOBILENET[stem]
     _, _, out = _shapes("mobilenet_v2", (side, side, 3), 7)
     assert list(dict.fromkeys((a.shape[1], a.shape[3]) for a in out.activations)) == expected
-    assert len(out.activations) == 2 + 1 + 2 * 16  # stem and last, one of the first block, two of the others
+    assert len(out.activations) == 2 + 1 + 2 * 16  # stem and last layer, one in the first block, two in the others
 
 
 @pytest.mark.parametrize(("shape", "small"), [((64, 64, 3), True), ((64, 65, 1), False), ((65, 64, 1), False)])
@@ -307,7 +307,7 @@ def test_smooth_networks_ignore_sharpness():
 
 
 def _matching_gradient(model, variables, x, sharpness):
-    """Gradient with respect to images of the squared norm of the parameter gradient: what an attack computes."""
+    """The gradient by images of the squared norm of the parameter gradient, as attacks compute it."""
 
     def norm(x):
         def loss(params):
@@ -322,7 +322,7 @@ def _matching_gradient(model, variables, x, sharpness):
 @pytest.mark.parametrize("name", [pytest.param("pooled", marks=pytest.mark.slow), "vit"])
 def test_second_order_gradients_are_finite(name):
     model, variables, x = _small(name)
-    # A blank image has equal entries in every pooling window, and zeros in front of every ReLU.
+    # A blank image has equal entries in every pooling window, and zero inputs at every ReLU.
     x = np.stack([np.zeros_like(x[0]), x[1]])
     gradient = np.asarray(jax.jit(functools.partial(_matching_gradient, model))(variables, x, jnp.float32(50.0)))
     assert np.isfinite(gradient).all()
@@ -368,7 +368,7 @@ def test_batch_normalisation_trains_as_in_pytorch():
     np.testing.assert_allclose(evaluated.statistics["norm_0"]["var"], var, rtol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, evaluated.batch_stats, stats)
 
-    # Running statistics that were not granted are neither needed nor made up.
+    # Running statistics that were not granted are neither needed nor invented.
     for absent in (None, {}):
         blind = apply({"params": variables["params"], "batch_stats": absent}, x)
         np.testing.assert_allclose(blind.logits, train.logits, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The study's command as a user types it: what it leaves behind, how it continues, and what it refuses."""
+"""The study's command as a user types it: the files that it writes, how it continues, and what it refuses."""
 
 import ast
 import importlib
@@ -40,7 +40,7 @@ def _environment():
 
 
 def _score_names():
-    """The keys that `_score` promises, read from its source."""
+    """The keys that `_score` returns, read from its source."""
     function = next(
         node
         for node in ast.walk(ast.parse((ROOT / "jaxleak" / "_command" / "cafe_scale" / "exact.py").read_text()))
@@ -98,7 +98,7 @@ def test_a_study_leaves_its_results_and_survives_a_kill(tmp_path):
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys):
-    """Run the command's own main block in this process, and return the one line that it ends with."""
+    """A function that runs the command's main block in this process; returns the one line of its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
 
@@ -195,7 +195,7 @@ def test_values_that_are_left_out_come_from_the_preset():
     assert (default.solver, default.iterations, default.parties, default.fresh) == ("exact", 800, 4, False)
     assert Args(preset="paper").resolved().solver == "nested"
     assert Args(preset="paper", solver="single").resolved().solver == "single"
-    # No more images are inverted than there are, unless somebody asks for them.
+    # By default, at most as many images are inverted as there are.
     assert [Args(num_samples=n).resolved().images for n in (24, 100, 101)] == [24, 100, 100]
     assert Args(num_samples=24, images=30).resolved().images == 30
 
@@ -250,7 +250,7 @@ def test_a_single_loop_has_the_rounds_of_all_three_steps(solver, before, rounds_
 
 
 class _Kept:
-    """Checkpoints in memory."""
+    """A stub of checkpoints that keeps them in memory."""
 
     def __init__(self, saved=None):
         self.saved, self.steps = saved, []
@@ -313,7 +313,7 @@ def test_scores_of_the_exact_engine_by_hand():
     assert features.shape[:2] == (6, 4)
     sent = aggregated.true_output_gradients(problem.model, problem.params, features, problem.private.y, 3)
     live = np.ones((6, 4), bool)
-    live[5, 2] = False  # its wrong values do not count
+    live[5, 2] = False  # wrong values of a dead slice do not count
     values, inputs = sent * 1.25, features * 0.5
     values[5, 2], inputs[5, 2] = 100.0, 100.0
     labels = np.array(problem.dataset.y)

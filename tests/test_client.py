@@ -1,4 +1,4 @@
-"""What clients share: one gradient, several local steps, with a defense or refused."""
+"""Uploads of clients: one gradient or several local steps, with or without a defense, and refused inputs."""
 
 import chex
 import jax
@@ -34,7 +34,7 @@ def test_one_step_is_the_gradient(model, problem):
 
 @pytest.mark.parametrize("defense", [defenses.gaussian_noise(100.0), defenses.dp_sgd(1.0, 200.0)])
 def test_noise_is_drawn_anew_in_every_round(model, problem, defense):
-    """The same noise in two rounds would vanish in their difference."""
+    """Equal noise in two rounds would cancel in their difference."""
     protocol = protocols.client(protocols.ClientShare(model), num_samples=B, batch_size=B, defense=defense)
     state, step, sent = jax.jit(protocol.init)(jax.random.key(0)), jax.jit(protocol.round), []
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_noise_is_drawn_anew_in_every_round(model, problem, defense):
 
 
 def test_clients_that_compute_the_same_are_equal(model):
-    """So that what was compiled for one serves the other."""
+    """Equal clients can share a compiled program."""
     share, again = protocols.ClientShare(model), protocols.ClientShare(model)
     assert share == again
     assert hash(share) == hash(again)
@@ -59,7 +59,7 @@ def test_clients_that_compute_the_same_are_equal(model):
 
 
 def test_local_steps_are_sgd(model, problem):
-    """(w - w') / (rate * steps) with w' from plain SGD, averaged over the clients."""
+    """The upload is (w - w') / (rate * steps) with w' from plain SGD, averaged over the clients."""
     share = protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5)
     variables = model.init(jax.random.key(5))
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_local_steps_are_sgd(model, problem):
 
 
 def _momentum_sgd(model, variables, x, y, *, visits, rate, momentum):
-    """(w - w') over the sum of the rates at which the gradients act, by a velocity of plain SGD."""
+    """A reference for momentum SGD: (w - w') divided by the sum of the rates at which the gradients act."""
     weights = jax.tree.map(np.asarray, variables["params"])
     velocity = jax.tree.map(np.zeros_like, weights)
     shares = np.zeros(len(visits))
@@ -133,7 +133,7 @@ def test_a_client_that_shuffles_anew_uploads_what_its_own_orders_give_and_the_at
 
 
 def test_the_averaged_estimate_is_one_gradient_of_all_samples(model):
-    """Written out in NumPy: one sigmoid layer of 24, one dense layer, the mean cross-entropy's backward pass."""
+    """A reference in NumPy: a sigmoid layer of 24 units, a dense layer, and the mean cross-entropy's backward pass."""
     variables, rng = model.init(jax.random.key(5)), np.random.default_rng(0)
     x, y = rng.random((8, 1, *SHAPE)).astype(np.float32), np.arange(8) % CLASSES
     share = protocols.averaged_share(protocols.ClientShare(model, local_steps=2, clients=2, learning_rate=0.5))
@@ -187,7 +187,7 @@ def test_defenses_that_a_client_does_not_have(model):
 
 
 def test_rounds_of_an_epoch_take_samples_in_turn(model):
-    """The model stays, so that a round differs from the last one by its number and its samples only."""
+    """The model does not change, so rounds differ only in their number and their samples."""
     protocol = protocols.client(protocols.ClientShare(model), num_samples=6, batch_size=2)
     private = Batch(jnp.arange(96.0).reshape(6, 1, *SHAPE), jnp.arange(6) % CLASSES, jnp.arange(6))
     state, one_round, seen = protocol.init(jax.random.key(0)), jax.jit(protocol.round), []
@@ -254,7 +254,7 @@ def test_bytes_are_refused_as_integers_and_as_floats(model):
 
 
 class TestLabels:
-    """A label that no class has gives one-hot rows of zeros, hence a gradient of zeros that reads as no leak."""
+    """An invalid label has a one-hot row of zeros, hence a gradient of zeros that would look like no leak."""
 
     def batch(self, y):
         y = jnp.asarray(y)
@@ -284,7 +284,7 @@ class TestLabels:
     def test_soft_labels_are_left_as_they_are(self, model):
         share, variables = protocols.ClientShare(model), model.init(jax.random.key(5))
         batches = self.batch([0, 2]), self.batch([[1.0, 0, 0], [0, 0, 1.0]])
-        hard, soft = jax.jit(lambda: [share(variables, batch) for batch in batches])()  # whose labels are known
+        hard, soft = jax.jit(lambda: [share(variables, batch) for batch in batches])()  # y is concrete
         chex.assert_trees_all_close(hard, soft, rtol=1e-5)
 
     @pytest.mark.parametrize("bad", [-0.5, jnp.nan, jnp.inf])

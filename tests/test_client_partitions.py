@@ -42,7 +42,7 @@ def test_partitions_are_disjoint_complete_sorted_and_deterministic(samples, name
     again = data.partition_clients(name, 3, *samples, clients, **OPTIONS[name])
     other = data.partition_clients(name, [3, 4], *samples, clients, **OPTIONS[name])
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-    drawn = name != "feature_skew" or clients > OPTIONS[name]["groups"]  # one client per group leaves nothing to draw
+    drawn = name != "feature_skew" or clients > OPTIONS[name]["groups"]  # with one client per group, nothing is random
     assert drawn != all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
 
 
@@ -116,10 +116,10 @@ def test_dirichlet_goes_from_single_classes_to_the_overall_mixture(samples):
 def test_partitions_hold_up_to_their_bounds(samples):
     x, y = samples
     assert [len(part) for part in data.iid(0, y, N)] == [1] * N
-    # All 35 samples are drawn, and every client has as many as both bounds say.
+    # All 35 samples are drawn, and every client has exactly as many as both bounds allow.
     assert [len(part) for part in data.quantity_skew(0, np.zeros(35), 5, low=7, high=7)] == [7] * 5
     assert [len(part) for part in data.quantity_skew(0, y, 3, low=1, high=1)] == [1] * 3
-    # As many samples of each class as clients that hold it, and as many images of a group as clients.
+    # Extreme case: as many samples of each class as clients that hold it, and as many images per group as clients.
     pairs = data.label_skew(0, np.array([0, 0, 1, 1]), 2, classes_per_client=2)
     assert [len(part) for part in pairs] == [2, 2]
     assert [len(part) for part in data.feature_skew(0, x[:5], 5, groups=5)] == [1] * 5

@@ -57,11 +57,11 @@ def test_a_verdict_and_a_report_come_out(files, tmp_path, capsys):
     assert results["headline"] == "leaks images and labels"
     assert (results["config"]["samples"], results["config"]["defense"]) == (1, None)
     assert len(results["config"]["weights"]) == 64
-    assert "http" not in report  # opens offline
+    assert "http" not in report  # the report opens offline
     with np.load(tmp_path / "run" / "reconstruction.npz") as found:
         assert found["x"].shape == (1, 4, 4, 1)
     again = [*command, str(tmp_path / "run"), "--truth", str(folder / "truth.npz"), "--fail-on-leak"]
-    assert main(again) == 5  # of the same audit, which is finished
+    assert main(again) == 5  # the same audit, already finished
 
 
 def test_a_seed_that_would_be_another_one_is_refused(files, tmp_path, capsys):
@@ -83,9 +83,9 @@ def test_a_report_of_what_is_not_certified_says_so(tmp_path):
     assert "<h1>Leaks labels</h1>" in text
     assert "which the budget ended" in text
     assert "only the truth can say whether they are right" in text
-    assert "0.87" not in text  # starts that agree on another gradient
+    assert "0.87" not in text  # the agreement of starts that match another gradient
     assert notes[0] in text
-    assert '<span class="option">--batch-norm</span> eval' in text  # a line does not end inside of it
+    assert '<span class="option">--batch-norm</span> eval' in text  # no line break inside the option
     assert "Evidence &lt;1&gt;." in text
 
 
@@ -135,7 +135,7 @@ def test_unusable_inputs_are_named(files, tmp_path, capsys, change, message):
     assert message in capsys.readouterr().err
 
 
-#: What somebody may give in place of a tensor file, by name.
+#: Contents, by name, that a user may give in place of a tensor file.
 HOSTILE = {
     "empty": b"",
     "text": b"no tensors",
@@ -148,7 +148,7 @@ HOSTILE = {
 @pytest.mark.parametrize("option", ["--weights", "--update"])
 @pytest.mark.parametrize("content", HOSTILE)
 def test_files_without_tensors_are_refused_and_nothing_is_left(files, tmp_path, monkeypatch, capsys, option, content):
-    if content == "pickle":  # without PyTorch there is nothing that could read one
+    if content == "pickle":  # only PyTorch could read a pickle
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hostile.pt").write_bytes(HOSTILE[content])
@@ -276,7 +276,7 @@ def test_a_reader_who_goes_away_is_no_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxleak", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    process.stdout.close()  # as `jaxleak models | head -1` does once it has its line
+    process.stdout.close()  # as `jaxleak models | head -1` does after the first line
     assert (process.stderr.read(), process.wait()) == ("", 0)
 
 
@@ -293,7 +293,7 @@ def test_a_module_that_does_not_fit_the_image_or_the_classes_names_both_options(
     assert "it was given images of 4 x 4 x 3 and 7 classes" in capsys.readouterr().err
 
 
-#: Networks of other libraries as their owners write them, each without arguments.
+#: Networks in other libraries, as users write them; each factory has no arguments.
 NETWORKS = """
 import equinox as eqx, flax.linen as nn, jax
 from flax import nnx
@@ -355,7 +355,7 @@ class Twice(nnx.Module):
 
 
 def _shown(tmp_path, capsys, name, *options):
-    """What `jaxleak models` says of one of these networks: its exit status, output and errors."""
+    """Run `jaxleak models` on one of the `NETWORKS`; returns exit status, output and errors."""
     (tmp_path / "networks.py").write_text(NETWORKS)
     model = ["models", "--model", f"{tmp_path / 'networks.py'}:{name}", "--image", "4", "4", "3"]
     status = main([*model, *options])
@@ -423,7 +423,7 @@ def test_options_of_modules_are_refused_for_built_in_models(capsys, option):
 
 
 def test_a_model_finds_its_neighbours_before_installed_modules_of_their_name(tmp_path, capsys, monkeypatch):
-    """As it does where its owner runs it: `tabnanny` is also a module of Python's."""
+    """Imports resolve as when the user runs the file: `tabnanny` is also a module of Python's library."""
     (tmp_path / "tabnanny.py").write_text("WIDTH = 7\n")
     text = "from tabnanny import WIDTH\nfrom jaxleak import models\n\n"
     text += "def net():\n    return models.mlp((4, 4, 1), 3, widths=(WIDTH,))\n"
@@ -484,6 +484,6 @@ def test_an_audit_that_was_killed_goes_on_and_ends_with_the_same_images(tmp_path
         run.kill()
     done = subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True, text=True)
     assert first.startswith("FedLeak, 400 iterations: 50/400, ...")
-    assert " 50/400" not in done.stderr  # what the killed one had done is not done again
+    assert " 50/400" not in done.stderr  # iterations of the killed run are not repeated
     whole, resumed = (np.load(tmp_path / name / "reconstruction.npz")["x"] for name in ("whole", "killed"))
     np.testing.assert_array_equal(whole, resumed)

@@ -1,4 +1,4 @@
-"""Every attack through the same tests. A new attack is one more line in `CASES`."""
+"""Common tests for every attack. A new attack needs one more line in `CASES`."""
 
 import functools
 from collections.abc import Callable
@@ -22,21 +22,21 @@ N, K, ROUNDS = 6, 2, 3
 
 
 class Case(NamedTuple):
-    """One configuration: how to build it, and the narrowest threat that it works under."""
+    """One configuration of an attack: its constructor, and the narrowest threat under which it works."""
 
     build: Callable[..., Attack]  # (model, share, num_samples=N, **options)
     threat: Threat = Threat()
     options: dict = {}  # noqa: RUF012
     random_start: bool = True
-    on_host: bool = False  # reconstructs with NumPy and SciPy, outside of compiled programs
+    on_host: bool = False  # reconstructs by NumPy and SciPy, outside of compiled programs
     rtol: float = 1e-3  # eager against compiled
-    info_atol: float = 1e-6  # of SPEAR's distance, which is a share of signs, rounding may turn one
-    # "split": bottom and top models; "client": one client's update, all samples in it; "transformer": of one image.
+    info_atol: float = 1e-6  # SPEAR's distance is a share of signs, and rounding may flip one
+    # "split": bottom and top models; "client": one client's update of all samples; "transformer": one image's update.
     setting: str = "aligned"
 
 
 def shortest_plan(num_samples):
-    """The shortest plan that three rounds fulfil; far too few to recover anything."""
+    """A plan of three rounds, far too few to recover anything."""
     return aggregated.CafeExactPlan(num_samples, K, 1, ROUNDS - 1, 1, direct=True)
 
 
@@ -62,7 +62,7 @@ def cafe_ordinal(model, share, num_samples):
 
 
 def vflrecon(model, share, num_samples):
-    """R after one pass over three steps on records of its own."""
+    """VFLRecon with R trained for one pass over three steps on its own records."""
     shadow = reference.split_problem(seed=7)
     start = jax.jit(shadow.protocol.init)(jax.random.key(8))
     _, seen = watch(shadow.protocol, party_view(0), shadow.private, start, key=jax.random.key(9), rounds=3)
@@ -76,7 +76,7 @@ def vflrecon(model, share, num_samples):
 
 
 def vflrecon_free(model, share, num_samples):
-    """Twelve shadow records for the baseline that names clusters."""
+    """VFLRecon without a shadow run; twelve shadow records train the baseline that names clusters."""
     rng = np.random.default_rng(0)
     baseline = party_records.fit_label_baseline(rng.random((12, model.widths[0])), np.arange(12) % 2, 2)
     return attacks.vflrecon_free(
@@ -85,7 +85,7 @@ def vflrecon_free(model, share, num_samples):
 
 
 def inversion(model, share, num_samples, name, weights=(), **changes):
-    """A preset of the gradient-inversion engine at its tiniest."""
+    """A preset of the gradient-inversion engine in its smallest form."""
     trained = {"generator": tiny_public_generator()} if name in attacks.presets.GENERATIVE else {}
     if name == "ggl":
         trained["population"] = 6
@@ -101,13 +101,13 @@ def epoch_copies(model, share, num_samples, **changes):
 
 @functools.cache
 def tiny_public_generator():
-    """A generator that has seen eight images of noise for one epoch."""
+    """A generator trained for one epoch on eight images of noise."""
     images = np.random.default_rng(0).random((8, 4, 4, 1))
     return client_updates.train_generator(jax.random.key(0), images, 2, epochs=1, batch_size=4, kl=0.1, channels=2)
 
 
 def informed(model, share, num_samples, kind):
-    """FedLeak by an attacker who knows that the client has this defense, at its middle strength."""
+    """FedLeak by an attacker who knows that the client uses this defense at its middle strength."""
     strengths = defenses.CLIENT_DEFENSES[kind].strengths
     defense = defenses.client_defense(kind, strengths[len(strengths) // 2])
     settings = attacks.presets.fedleak(10)._replace(labels="bias_rule")
@@ -124,13 +124,13 @@ def spear(model, share, num_samples):
 
 
 def client(name, threat=SERVER_WITHOUT_INDICES, rtol=1e-2, **changes):
-    """A case of the engine."""
+    """A case of the gradient-inversion engine."""
     # Batch normalisation of small batches and L-BFGS's line search amplify rounding.
     return Case(inversion, threat, {"name": name, **changes}, rtol=rtol, setting="client")
 
 
 def knowing(kind):
-    """A case of who knows the defense; what such an attacker makes of a defended payload is tested elsewhere."""
+    """A case of an attacker who knows the defense; other files test the attack on a defended payload."""
     return Case(informed, SERVER_WITHOUT_INDICES, {"kind": kind}, rtol=1e-2, setting="client")
 
 
@@ -141,7 +141,7 @@ CASES = {
     "inversion_dlg": client("dlg"),
     "inversion_idlg": client("idlg", GIVEN, labels="given"),
     "inversion_inverting_gradients": client("inverting_gradients", labels="bias_rule"),
-    # SAPAG's kernel is so flat far from the truth that Adam scales rounding up.
+    # SAPAG's kernel is so flat far from the truth that Adam amplifies rounding.
     # Changing its pixels by 1e-7 changes Adam's moments by 0.018, a tenth of the largest.
     "inversion_sapag": client("sapag", rtol=0.2),
     "inversion_gradinversion": client("gradinversion", labels="bias_rule", group=2),
@@ -170,7 +170,7 @@ CASES = {
     "inversion_fedleak_upstream": client("fedleak_upstream", GIVEN, candidate=TINY_GENERATOR),
     "inversion_ggl": client("ggl"),
     "inversion_rog": client("rog"),
-    # One line for every mechanism that a defense may have; kinds of the same mechanism differ in numbers.
+    # One line per mechanism of defenses; kinds with the same mechanism differ only in numbers.
     "informed_quantization": knowing("quantization"),
     "informed_stochastic_quantization": knowing("stochastic_quantization"),
     "informed_feature_dropout": knowing("feature_dropout"),
@@ -207,12 +207,12 @@ CASES = {
 
 
 def wide_client_problem():
-    """A network with more channels than pixels in its second layer."""
+    """A client problem with a network that has more channels than pixels in its second layer."""
     model = models.convnet((4, 4, 1), 3, channels=(16, 8), strides=(2, 2), batch_norm=True)
     return reference.client_problem(N, model)
 
 
-#: Setting -> its problem.
+#: Setting -> function that makes its problem.
 PROBLEMS = {
     "aligned": lambda: reference.small_problem(with_statistics=True),
     "split": reference.split_problem,
@@ -247,12 +247,12 @@ class Run(NamedTuple):
     infos: list
 
 
-#: Who knows a defense runs the engine on another share or distance: by default one case of either, and of leaving out.
+#: Informed attackers run the engine with another share or distance, or leave entries out; one of each runs by default.
 INFORMED = {name for name in CASES if name.startswith("informed")}
 MORE_INFORMED = INFORMED - {"informed_stochastic_quantization", "informed_adam_step"}
 
-#: Cases that run the code of another case with other settings, and those that take seconds and have tests of their own;
-#: they run with -m slow only.
+#: Cases that run only with -m slow: they run another case's code with other settings, or take seconds and have tests of
+#: their own.
 OTHER_SETTINGS = {
     "epoch_copies",
     "inversion_row_space",
@@ -309,8 +309,8 @@ def test_a_step_changes_the_state_and_nothing_is_nan(run):
     assert not any(np.isnan(leaf).any() for leaf in after)
 
 
-#: Variants whose steps are made of the same code as another case's, and those whose single operations take longest: run
-#: one operation at a time only with -m slow.
+#: Cases that run one operation at a time only with -m slow: their steps share the code of another case, or their
+#: operations take longest.
 VARIANTS = (
     "inversion_idlg", "inversion_gradinversion", "inversion_gradinversion_statistics", "inversion_fedleak_upstream",
     "inversion_ggl", "cafe_features_only", "cafe_given_labels", "cafe_all_steps", "idlg", "gc_regularizer",
@@ -323,7 +323,7 @@ VARIANTS = (
 
 @pytest.mark.parametrize("run", slow_among(CASES, INFORMED | set(VARIANTS)), indirect=True)
 def test_eager_equals_compiled(run):
-    # Adam divides by gradients that may be rounding noise; where it does, one step of its rate may differ.
+    # Adam divides by gradients that may be rounding noise, and then results may differ by a step of its rate.
     with jax.disable_jit():
         state, info = run.attack.step(
             jax.random.fold_in(jax.random.key(4), 2), run.states[-2], view(run.case.threat, run.transcripts[-1])
@@ -354,7 +354,7 @@ def test_only_granted_fields_are_seen(run):
     assert (observation.statistics is not None) == run.case.threat.statistics
 
 
-#: What a message says of a field of an observation that an attack reads and does not get.
+#: Text of the message for a field of an observation that an attack reads and does not get.
 MISSED = {
     "params": "needs the model's parameters",
     "payload": "the threat does not grant ",
@@ -364,13 +364,13 @@ MISSED = {
     "party": "the threat must grant that of a party",
 }
 
-#: What an attack reads in its steps; `cafe_exact` and its kin read the model only to reconstruct, the other never.
+#: Fields that attacks read in their steps; CAFE's variants below read the model only later, `patch_embedding` never.
 READ_IN_STEPS = ("params", "payload", "index", "labels", "statistics", "party")
 WITHOUT_PARAMS = ("cafe_exact", "cafe_censored", "cafe_ordinal", "patch_embedding")
 
 
 def assert_misses_are_named(name, attack, state, granted):
-    """Of what an attack is granted, nothing that it reads can be taken away without a message that says so."""
+    """Assert that each granted field that an attack reads is named by an error if it is missing."""
     taken = {field for field in READ_IN_STEPS if getattr(granted, field) is not None}
     for field in taken - ({"params"} if name in WITHOUT_PARAMS else set()):
         with pytest.raises(ValueError, match=MISSED[field]):
@@ -381,7 +381,7 @@ def assert_misses_are_named(name, attack, state, granted):
 
 
 def test_a_grant_that_an_attack_misses_is_named(run):
-    """Of the narrowest threat that an attack works under; `test_grants` asks the attacks that are slow here."""
+    """The grants are those of the attack's narrowest threat; `test_grants` checks attacks that are slow here."""
     assert_misses_are_named(run.name, run.attack, run.states[0], view(run.case.threat, run.transcripts[0]))
 
 

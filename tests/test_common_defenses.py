@@ -1,4 +1,4 @@
-"""Every defense through the same tests. A new defense is one more line in `DEFENSES`."""
+"""Common tests for every defense. A new defense needs one more line in `DEFENSES`."""
 
 import chex
 import flax.linen as nn
@@ -98,7 +98,7 @@ class _Small(nn.Module):
 MODEL = classifier(_Small(), image_shape=(2, 2, 1), num_classes=3)
 VARIABLES = reference.drawn(MODEL)
 ROWS = jnp.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.3], [-1.0, 0.2, 0.0], [0.4, 0.4, -0.8]])
-#: Place -> what passes there.
+#: Place of a defense -> example of what passes there.
 PAYLOADS = {
     "payload": PAYLOAD,
     "bottom_output": (ROWS, jnp.linspace(-1, 2, 20).reshape(4, 5)),
@@ -113,7 +113,7 @@ PAYLOADS = {
     "server_view": PAYLOAD,
 }
 LABELS = jnp.array([0, 1, 1, 0])
-#: Everything that a defender may know; a defense takes what it needs.
+#: All values that a defender may know; a defense uses those that it needs.
 KNOWN = {
     "labels": LABELS,
     "model": MODEL,
@@ -127,7 +127,7 @@ KNOWN = {
 @pytest.fixture(scope="module", params=DEFENSES)
 def case(request):
     defense, random = DEFENSES[request.param]
-    # The state comes along, so that one compilation serves all tests.
+    # The function also returns the state, so that one compilation serves all tests.
     update = jax.jit(lambda key, payload: defense.update(key, payload, defense.init(payload), **KNOWN))
     return defense, random, lambda key, payload: update(key, payload)[0], update
 
@@ -163,8 +163,8 @@ def test_the_key_is_the_only_randomness(case):
     assert _differs(first, apply(jax.random.key(1), _payload(case))) == random
 
 
-#: Run one operation at a time only with -m slow: variants of a defense whose operations another one runs, combinations
-#: of defenses that run alone, and those that take longest.
+#: Defenses that run one operation at a time only with -m slow: variants with the operations of another defense,
+#: combinations of defenses that also run alone, and those that take longest.
 VARIANTS = (
     "fake_gradients_printed", "fake_gradients_relative", "fake_gradients_paired", "vfl_defender_printed",
     "vfl_defender_batch", "dp_before_soteria", "chain", "marvell", "marvell_of_four_classes", "fake_gradients",
@@ -211,7 +211,7 @@ def _linear(parties):
 
 
 SIZES = {"num_samples": 4, "batch_size": 2}
-#: Protocol -> (built with a defense, the places that it has).
+#: Protocol -> (constructor with a defense, the places for defenses that it has).
 PROTOCOLS = {
     "vertical": (lambda d: protocols.vertical(_linear(2), defense=d, **SIZES), {"payload"}),
     "horizontal": (lambda d: protocols.horizontal(_linear(1), workers=2, defense=d, **SIZES), {"payload"}),

@@ -15,7 +15,7 @@ FOUND = {"verdict": "leaks", "label_count": 2, "images_certified": 2, "attacked"
 
 
 def audited(folder, headline, *, metrics=(), config=(), **changed):
-    """A folder as an audit leaves it."""
+    """Make a run folder like that of an audit; returns its path."""
     folder.mkdir()
     results = {
         "experiment": "audit",
@@ -45,7 +45,7 @@ def test_a_row_for_every_audit_and_the_defense_beside_it(folders, capsys, tmp_pa
     shown = capsys.readouterr().out
     for text in ("2 of 2", "0 of 2", "31.3", "12.0", "0.96", "0.10"):
         assert text in shown
-    assert "differ in" not in shown  # but in the defense, which is meant to
+    assert "differ in" not in shown  # the defense may differ
     assert "proves no safety" in shown
     with open("both.csv", newline="") as file:
         plain, noisy = csv.DictReader(file)

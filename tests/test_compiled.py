@@ -1,4 +1,4 @@
-"""Where compiled programs are kept, and that they change no bit."""
+"""The cache of compiled programs: where it is, and that it does not change any bit of a result."""
 
 import os
 import stat
@@ -26,7 +26,7 @@ print(hashlib.sha256(b"".join(leaf.tobytes() for leaf in x(jax.random.key(0)))).
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache folder of its own; JAX's settings come back afterwards."""
+    """A separate cache folder; JAX's settings are restored afterwards."""
     before = {name: getattr(jax.config, name) for name in NAMES}
     monkeypatch.setenv(_compiled.SWITCH, "1")
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
@@ -69,7 +69,7 @@ def test_what_was_longest_unread_is_given_up(monkeypatch, most, left):
     files = [folder / f"program-{age}" for age in range(5)]
     for age, file in enumerate(files):
         file.write_bytes(b"0" * 10)
-        os.utime(file, (1e9 - age, 1e9 + age))  # read last in this order, and written in the other
+        os.utime(file, (1e9 - age, 1e9 + age))  # last read in this order, and written in reverse
     for name, value in most.items():
         monkeypatch.setattr(_compiled, name, value)
     jax.config.update("jax_compilation_cache_dir", None)
@@ -80,7 +80,7 @@ def test_what_was_longest_unread_is_given_up(monkeypatch, most, left):
 @pytest.mark.slow
 def test_a_kept_program_gives_the_same_bits(cache):
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # the folder of this run of the tests
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # the cache of this test run
     printed, files = [], []
     for switch in ("1", "1", "0"):
         environment[_compiled.SWITCH] = switch

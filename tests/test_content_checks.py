@@ -1,4 +1,4 @@
-"""Checks of an update's numbers alone, of the laws that a network's symmetries give, and of other layouts."""
+"""Checks of an update's numbers, of conservation laws from a network's symmetries, and of other layouts."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ class TestContents:
 
     @pytest.mark.parametrize(("sizes", "status"), [(100, "passed"), (8, "suspicious")])
     def test_few_entries_that_are_left_need_not_be_quantised(self, sizes, status):
-        """Of five thousand entries a hundred are left, which differ as those of a gradient do."""
+        """A hundred of five thousand entries are not zero, with as many different values as a gradient has."""
         left = np.linspace(1, 2, sizes).repeat(100 // sizes)
         leaf = np.concatenate([left, np.zeros(4900)]).astype(np.float32)
         assert contents._few_values({"a": leaf}).status == status

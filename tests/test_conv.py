@@ -1,4 +1,4 @@
-"""Strided, padded and grouped convolutions, and pooling; the CAFE networks' own case is in `test_models.py`."""
+"""Strided, padded and grouped convolutions, and pooling; `test_models.py` tests the case of the CAFE networks."""
 
 import functools
 
@@ -13,7 +13,7 @@ from jaxleak.models import avg_pool, conv2d, global_avg_pool, max_pool
 
 
 def _all_orders(f, primals, tangents):
-    """Value, gradient of a scalar of it, and gradient of that gradient along `tangents`."""
+    """The value of f, the gradient of a scalar function of it, and that gradient's gradient along `tangents`."""
     first = jax.grad(lambda *a: jnp.sum(jnp.tanh(f(*a)) ** 2), argnums=tuple(range(len(primals))))
 
     def along(*a):
@@ -37,7 +37,7 @@ CASES = {
     "stride 3": ((5, 3), 2, 2, 3, 2, 1, (7, 8)),
     "stride beyond the window": ((2, 2), 1, 2, 3, 0, 1, (9, 8)),
     "even window SAME": ((2, 4), 1, 2, 1, "SAME", 1, (4, 5)),
-    # Not narrow: patches are gathered from both axes at once.
+    # With many channels, patches are gathered from both axes at once.
     "wide": ((3, 3), 16, 2, 1, 1, 1, (4, 3)),
     "wide, strided": ((3, 3), 16, 2, 2, 1, 1, (5, 4)),
     "depthwise": ((3, 3), 4, 4, 1, 1, 4, (4, 5)),
@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-#: Cases of which another one has the same branch.
+#: Cases that use the same branch of the code as another case.
 ALIKE = ("strided SAME", "strided 1x1", "stride 3", "wide, strided", "strided depthwise", "depthwise, stride 3")
 
 
@@ -89,7 +89,7 @@ def test_a_window_that_fits_exactly_is_read_once(padding):
 @pytest.mark.parametrize("size", [(6, 6), (7, 5)])
 def test_paddings_follow_pytorch_and_tensorflow(size):
     x, kernel = reference.normal(1, *size, 2), reference.normal(3, 3, 2, 2, seed=1)
-    # PyTorch's rule: a strided convolution keeps every other entry of the one with stride 1.
+    # PyTorch's rule: a convolution with stride 2 keeps every other entry of that with stride 1.
     dense = conv2d(x, kernel, form="lax")
     np.testing.assert_allclose(conv2d(x, kernel, stride=2, padding=1), dense[:, ::2, ::2], atol=1e-5)
     same = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -115,7 +115,7 @@ def test_a_strided_convolution_runs_inside_scan_and_vmap():
 
 @pytest.mark.parametrize(("stride", "padding"), [(2, 1), (1, 0)])
 def test_depthwise_convolutions_of_many_kernels_and_images_are_each_their_own(stride, padding):
-    """Batched in either argument, and in derivatives, as clients that are attacked at once have it."""
+    """The convolution is batched in both arguments, also in derivatives, as for clients that are attacked together."""
     x, kernels = reference.normal(3, 2, 5, 6, 4), reference.normal(3, 3, 3, 1, 4, seed=1)
 
     def second(x, kernel):
@@ -167,7 +167,7 @@ def test_sizes_that_do_not_fit_are_refused():
     ("window", "stride", "padding", "size"), [(3, 2, 1, (7, 6)), (3, 3, 0, (7, 6)), (2, 2, "SAME", (5, 4))]
 )
 def test_max_pool_equals_a_reduce_window(window, stride, padding, size):
-    # Shifted below zero, so that a padding with zeros would win.
+    # Shifted below zero, so that wrongly padded zeros would be the maximum.
     z, tangent = reference.normal(2, *size, 2) - 5, reference.normal(2, *size, 2, seed=1)
     pads = ((0, 0), (padding, padding), (padding, padding), (0, 0)) if padding != "SAME" else "SAME"
 

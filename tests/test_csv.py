@@ -1,4 +1,4 @@
-"""CSV tables: which columns are numbers, what is missing, what a label is, and what is refused."""
+"""CSV tables: numeric columns, missing values, labels, and refused files."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_separators_are_told_by_the_header(tmp_path, separator):
     text = "\ufeffa, b,label\n1,x y,0\n 2,z,1\n\n".replace(",", separator)
     dataset = data.load(_written(tmp_path, text) + "?label=label")
     order = np.argsort(dataset.y)
-    np.testing.assert_array_equal(dataset.x[order], [[0, 1, 0], [1, 0, 1]])  # a number, and a column per category
+    np.testing.assert_array_equal(dataset.x[order], [[0, 1, 0], [1, 0, 1]])  # one number, and one column per category
 
 
 def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path):

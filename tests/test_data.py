@@ -37,7 +37,7 @@ def test_faces_are_faces_and_nothing_else():
     data = load("lfw_faces")
     assert data.classes == ("not a face", "face")
     assert (data.y == 1).all()
-    # Seen on a contact sheet: many of the file's other crops reach over the edge of a photograph, which is black there.
+    # As a contact sheet shows, many other crops of the file cross the edge of a photograph, where pixels are black.
     assert (data.x < 0.02).mean() < 0.05
 
 
@@ -78,7 +78,7 @@ def test_views_show_most_of_a_photograph():
     data = load("photographs:16", n=12, seed=2)
     check_dataset(data, (12, 16, 16, 3), 10)
     np.testing.assert_array_equal(data.x[:5], load("photographs:16", n=5, seed=2).x)
-    # The mean colour of a large view is close to that of its photograph; that of a small crop need not be.
+    # The mean colour of a large view is close to that of its photograph; a small crop's need not be.
     means = {y: data.x[data.y == y].mean(axis=(1, 2)) for y in np.unique(data.y)}
     assert max(np.ptp(colours, axis=0).max() for colours in means.values()) < 0.25
     assert not np.array_equal(data.x, load("photographs:16", n=12, seed=3).x)
@@ -212,7 +212,7 @@ def test_npz_content_is_checked(tmp_path, arrays, message):
 
 
 def test_what_only_resembles_channels_first_or_a_count_from_one_is_taken(tmp_path):
-    """Images of three rows, a class 0 that has a name but no sample, and labels with gaps."""
+    """Accepted are images of three rows, a class 0 with a name but no sample, and labels with gaps."""
     assert load(_npz(tmp_path, x=np.zeros((2, 3, 5, 3)), y=_Y)).x.shape == (2, 3, 5, 3)
     named = load(_npz(tmp_path, x=_X, y=np.array([1, 2]), class_names=np.array(["a", "b", "c"])))
     assert len(named.classes) == 3

@@ -1,4 +1,4 @@
-"""Images from folders, and from tensorflow-datasets as a user would have prepared them."""
+"""Images from folders, and from tensorflow-datasets in the form in which users prepare them."""
 
 import shutil
 from types import SimpleNamespace
@@ -128,7 +128,7 @@ def test_images_of_a_file_are_resized_as_those_of_a_folder(tmp_path, shape):
     of_file, of_folder = (load(f"{spec}?size=8", 2, 3) for spec in (f"npz:{tmp_path}/d.npz", f"folder:{tmp_path}"))
     assert of_file.name == f"npz:{tmp_path}/d.npz?size=8"
     assert (of_file.x.dtype, of_file.x.min() >= 0, of_file.x.max() <= 1) == (np.float32, True, True)
-    np.testing.assert_allclose(of_file.x, of_folder.x, atol=3 / 255)  # which has whole bytes, after the rows, too
+    np.testing.assert_allclose(of_file.x, of_folder.x, atol=3 / 255)  # a folder rounds to bytes twice
 
 
 def test_only_images_have_a_size():

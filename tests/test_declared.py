@@ -1,4 +1,4 @@
-"""Mechanisms that defenses declare, compared with what the defenses do."""
+"""Mechanisms that defenses declare, compared with the computations of the defenses."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def holes(key, leaf):
     return jnp.where(jnp.abs(leaf) > 1, leaf, 0)
 
 
-#: Built-in defenses that act on the upload and whose mechanism can be compared in full.
+#: Built-in defenses on the upload with a mechanism that a comparison covers in full.
 COMPARED = {
     *("quantization", "dp_update", "gaussian", "laplace", "magnitude_noise", "sparsification", "withhold_top"),
 }

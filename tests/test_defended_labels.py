@@ -1,4 +1,4 @@
-"""Labels that are proven of a defended update: what the stated defense leaves of the signs, and no more."""
+"""Labels that a defended update proves: only what the signs that survive the stated defense can prove."""
 
 import functools
 
@@ -31,7 +31,7 @@ def client():
 
 
 def defended(client, defense, key):
-    """The gradient as it arrives; other clients send the reversed one, whose signs are all wrong."""
+    """The gradient after the defense; any other clients send the negated gradient, where all signs are wrong."""
     model, variables, batch, gradient, examples = client
     known = {"variables": variables, "x": batch.x[:, 0], "y": batch.y}
     if defense.place == "per_example_gradient":
@@ -46,11 +46,11 @@ def defended(client, defense, key):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _applied(defense, model, key, payload, known):
-    """As one program for all keys; of defenses of few operations, several kinds and strengths share these instead."""
+    """Apply a defense in one program for all keys."""
     return defense.apply(key, payload, model=model, **known, round=0)
 
 
-#: Strengths at which the proof stands, by kind. Those of the other kinds say nothing of signs.
+#: Strengths by kind at which the proof holds. Defenses of other kinds leave no information on signs.
 STANDS = {
     "soteria": 0.5, "outpost": 0.5, "quantization": 8.0, "stochastic_quantization": 8.0, "dp_sgd": 1e5,
     "adaptive_dp": 1e5, "dp_soteria": 1e5, "adaptive_dp_soteria": 1e5, "dp_update": 1e5, "gaussian": 1e-3,
@@ -59,7 +59,7 @@ STANDS = {
 }  # fmt: skip
 
 
-#: One kind for every way in which an entry may be moved; the others move it in the same ways.
+#: One kind of defense for every way to change an entry; other kinds change entries in the same ways.
 EVERY_WAY = (
     *("gaussian", "laplace", "magnitude_noise", "sparsification"),
     *("dp_update", "feature_dropout", "error_feedback"),
@@ -160,7 +160,7 @@ def test_more_labels_than_samples_are_not_those_of_the_stated_defense(client):
 @pytest.mark.parametrize(("kind", "right", "wrong"), [("gaussian", 1e-2, 1e-3), ("dp_update", 1e3, 1e5)])
 def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
     model, variables, _, gradient, _ = client
-    small = jax.tree.map(lambda leaf: 0.1 * leaf, gradient)  # no longer than what every clip and noise allow
+    small = jax.tree.map(lambda leaf: 0.1 * leaf, gradient)  # shorter than every clip, and consistent with all noise
     for seed in range(3):
         sent = client_defense(kind, right).apply(jax.random.key(seed), small)
         for strength, status in ((right, "passed"), (wrong, "failed")):
@@ -176,7 +176,7 @@ def test_more_noise_than_is_stated_is_refused(client, kind, right, wrong):
     [("gaussian", 1e-4, 1e-2), ("laplace", 1e-4, 1e-2), ("dp_sgd", 1e5, 1e3)],
 )
 def test_less_noise_than_is_stated_is_refused(client, kind, added, stated):
-    """What trusts noise that is not there calls an attacker who was misled a safe client."""
+    """An audit that trusts absent noise would mislead its attacker and call the client safe."""
     model, variables, _, gradient, _ = client
     examples = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (3, *leaf.shape)), gradient)
     for seed in range(3):
@@ -208,7 +208,7 @@ def test_noise_in_proportion_to_the_entries_shows_in_a_head_of_many_features():
 
 
 def test_noise_that_decays_from_round_to_round_may_be_small(client):
-    """In which round an update was sent is not stated, and the attacker takes the first one."""
+    """The round of an update is not stated, and the attacker assumes the first."""
     defense = client_defense("adaptive_dp", 1e3)
     (found, *_) = check_defended_head(_head(client, client[3]), 3, defense, uneven=False)
     assert (found.name, found.status) == ("stated noise", "suspicious")
@@ -216,7 +216,7 @@ def test_noise_that_decays_from_round_to_round_may_be_small(client):
 
 
 def test_laplace_noise_of_two_classes_is_seldom_taken_for_less():
-    """A sum of two Laplace variables is near zero more often than a Gaussian one of the same deviation."""
+    """A sum of two Laplace variables is near zero more often than a Gaussian variable of the same deviation."""
     rng, features = np.random.default_rng(0), 64
     defense, zero = client_defense("laplace", 1.0), np.zeros(2)
     for _ in range(3000):

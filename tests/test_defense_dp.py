@@ -1,4 +1,4 @@
-"""DP-SGD, its noise that decays, and what they cost in epsilon."""
+"""DP-SGD, its variant with decaying noise, and the epsilon of both."""
 
 import builtins
 
@@ -53,7 +53,7 @@ def test_owners_of_split_training_clip_their_own_parts():
     for part, truth in ((shared[0], parts[0]), (shared[2], parts[2])):
         np.testing.assert_allclose(_rows(part), _slow_clip(_rows(truth), 2 / np.sqrt(2)), rtol=1e-5)
     assert (np.linalg.norm(_rows(shared), axis=1) <= 2 * (1 + 1e-6)).all()
-    # Parameters of a function may be a tuple, too, and are then one tree.
+    # The parameters of a function may also be a tuple, which then counts as one tree.
     whole = dp_sgd(2.0, 0.0).apply(KEY, (EXAMPLES["a"], EXAMPLES["b"]))
     np.testing.assert_allclose(_rows(whole), _slow_clip(_rows(EXAMPLES), 2.0), rtol=1e-5)
 
@@ -120,7 +120,7 @@ PRIVATE = [name for name, entry in CLIENT_DEFENSES.items() if entry.private]
 @pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize("name", PRIVATE)
 def test_the_true_epsilon_of_whole_batches_is_that_of_gaussian_releases(name, rounds):
-    """A replaced example moves what is clipped by twice the clip; releases add up in the squares of signal to noise."""
+    """Replacing an example moves the clipped sum by twice the clip; squared signal-to-noise ratios of releases add."""
     sigma = noise_multiplier_shorthand(2.0, SHORTHAND_DELTA)
     sigmas = [sigma * (0.99**t if name.startswith("adaptive") else 1.0) for t in range(rounds)]
     exact = _gaussian_epsilon(np.sqrt(sum((2 / sigma) ** 2 for sigma in sigmas)), SHORTHAND_DELTA)
@@ -136,7 +136,7 @@ def test_the_true_epsilon_is_that_of_dp_accounting(name):
     for t in range(3):
         sigma = noise_multiplier_shorthand(2.0, SHORTHAND_DELTA) * (0.99**t if name.startswith("adaptive") else 1.0)
         release = package.GaussianDpEvent(sigma / 2)
-        # The clip of a whole update holds whichever example is replaced: no batch is rarer than another.
+        # The clip of a whole update bounds any replaced example, so sampling of batches does not amplify privacy.
         whole = name == "dp_update"
         accountant.compose(release if whole else package.SampledWithoutReplacementDpEvent(40, 8, release))
     found = true_epsilon(name, 2.0, batch_size=8, own_samples=40, rounds=3)

@@ -40,7 +40,7 @@ class _Normalised(nn.Module):
 
 MODEL = classifier(_Small(), image_shape=(2, 3, 1), num_classes=CLASSES)
 VARIABLES = MODEL.init(KEY)
-# Feature 4 never fires, the others on some examples at least.
+# Feature 4 is never active; every other feature is active on some examples.
 VARIABLES["params"]["head"]["bias"] = jnp.linspace(-0.5, 0.5, CLASSES)
 VARIABLES["params"]["hidden"]["bias"] = jnp.linspace(0.5, 1.5, FEATURES).at[4].set(-100.0)
 X = jax.random.uniform(jax.random.key(1), (5, 2, 3, 1))
@@ -53,7 +53,7 @@ def _numpy(tree):
 
 
 def _slow_gradient(x, kept=1.0):
-    """Gradient of the mean cross-entropy, by hand, in float64; `kept` scales every feature of every example."""
+    """The gradient of the mean cross-entropy by hand in float64; `kept` scales every feature of every example."""
     p = _numpy(VARIABLES["params"])
     x = x.reshape(len(x), -1)
     r = np.maximum(x @ p["hidden"]["kernel"] + p["hidden"]["bias"], 0) * kept
@@ -71,7 +71,7 @@ PAYLOAD = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), _slow_gradie
 
 
 def _share(defense, **given):
-    """The defended payload; compiled, which is faster than one small operation after the other."""
+    """The defended payload, compiled because many small single operations are slower."""
     return jax.jit(lambda payload: defense.apply(KEY, payload, **BATCH, **given))(PAYLOAD)
 
 
@@ -162,7 +162,7 @@ def test_outpost_acts_less_and_less_often():
     def entry(k, t):
         return defense.apply(k, PAYLOAD, **BATCH, round=t)["hidden"]["kernel"][0, 0]
 
-    # The entry changes whenever the defense acts: it is pruned or gets noise.
+    # Whenever the defense acts, the entry changes, since it is pruned or gets noise.
     rounds = jnp.array([0, 2, 8])
     draws = jax.jit(jax.vmap(jax.vmap(entry, (0, None)), (None, 0)))(jax.random.split(KEY, 2000), rounds)
     acts = (np.asarray(draws) != np.asarray(PAYLOAD["hidden"]["kernel"])[0, 0]).mean(axis=1)
@@ -210,7 +210,7 @@ def test_guardian_minimises_its_objective(beta):
         )
         np.testing.assert_allclose(u[i], best.x, rtol=2e-3, atol=2e-3)
     assert (u > 0).any()
-    # Only what is cost-effective is touched.
+    # Only cost-effective entries get noise.
     assert ((u > 1e-9) == (beta * s > 1)).mean() > 0.97
 
 
@@ -239,7 +239,7 @@ def test_representation_defenses_chain():
 
 
 def test_members_of_a_composition_draw_with_keys_of_their_own():
-    """The second takes off what it draws, which would be the noise of the first if both had one key."""
+    """The second defense subtracts its own noise; with a shared key, this would cancel the noise of the first."""
 
     def noise(key, payload, **_):
         return jax.tree.map(lambda leaf: 0 * leaf + jax.random.normal(key, leaf.shape[1:]), payload)
@@ -271,7 +271,7 @@ def test_values_out_of_range_are_refused(build, options, match):
 
 @functools.cache
 def _normalised():
-    """The network with batch normalisation, its weights, and its gradient in either mode."""
+    """The network with batch normalisation, its weights, and a function for its gradient in either mode."""
     model = classifier(_Normalised(), image_shape=(2, 3, 1), num_classes=CLASSES)
     variables = model.init(KEY)
 
@@ -371,7 +371,7 @@ class TestFeatureDropout:
 
 @functools.cache
 def _twins():
-    """A network of one logit, and the same with the columns (0, w) of two classes."""
+    """A network with one logit, and the same network with two classes and the columns (0, w)."""
 
     def hidden(p, x):
         return jnp.maximum(x.reshape(len(x), -1) @ p["first"], 0)
@@ -432,14 +432,14 @@ def test_a_loss_that_is_a_sum_is_refused_where_examples_are_averaged():
         composed(dp_sgd(1e6, 0.0), soteria(0.0)).apply(
             KEY, VARIABLES["params"], model=MODEL, variables=VARIABLES, x=X, y=Y, loss=summed
         )
-    protocols.client(share, num_samples=2, batch_size=2, defense=soteria(0.5))  # which takes any loss
+    protocols.client(share, num_samples=2, batch_size=2, defense=soteria(0.5))  # soteria accepts any loss
 
 
 def test_a_loss_with_class_weights_is_refused_where_examples_are_averaged():
     def weighted(logits, y):
         weights = jnp.linspace(1.0, 9.0, CLASSES)[y]
         losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
-        return (weights * losses).sum() / weights.sum()  # as PyTorch has it: no mean of the examples' losses
+        return (weights * losses).sum() / weights.sum()  # as in PyTorch: no mean of the examples' losses
 
     share = protocols.ClientShare(MODEL, loss=weighted)
     with pytest.raises(ValueError, match="two examples of different classes have a loss of"):

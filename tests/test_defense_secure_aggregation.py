@@ -1,4 +1,4 @@
-"""Secure aggregation: exact sums, and single uploads that say nothing."""
+"""Secure aggregation: exact sums, and single uploads without information."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_every_single_upload_is_uniform_whatever_it_hides():
     values = jnp.stack([jnp.full(4000, 0.25 * (i + 1)) for i in range(clients)])
     shares = np.asarray(masked_payloads(KEY, values).shares, np.float64) / 2**32
     assert all(scipy.stats.kstest(row, "uniform").pvalue > 1e-3 for row in shares)
-    # So is the sum of all but one, and no single upload predicts another.
+    # The sum of all but one is also uniform, and no single upload predicts another.
     assert scipy.stats.kstest(shares[:-1].sum(axis=0) % 1, "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(shares)[0, 1]) < 0.06
 

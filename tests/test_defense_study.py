@@ -69,7 +69,7 @@ def test_every_defense_is_in_a_study():
 TESTED_ELSEWHERE = ("stochastic_quantization", "withhold_top", "cancelling_noise")
 
 
-#: One defense of each place and kind; the others run with -m slow, and have their own tests and the common ones.
+#: One defense of each place and kind. The others run here with -m slow, and have their own and the common tests.
 ONE_OF_EACH = ("dp_sgd", "encrypt_top", "error_feedback", "quantization", "soteria")
 
 
@@ -222,7 +222,7 @@ def test_changes_are_of_the_same_seeds():
 
 
 def test_changes_are_against_the_undefended_upload_of_a_single_client(monkeypatch):
-    """An average over several clients leaks less, which no defense that is compared with it has done."""
+    """The average over several clients leaks less, but not because of the defense, so it is no baseline."""
     cases = [Case(), Case(clients=2), Case(defense="quantization", strength=1.0), Case(local_steps=2)]
     leaks = dict(zip(cases, (20.0, 5.0, 16.0, 9.0), strict=True))
     measured = lambda point, *_: {"accuracy_values": [0.5], "leak_values": [leaks[point.case]]}  # noqa: E731
@@ -307,7 +307,7 @@ def test_defenses_whose_attacker_finds_no_more_by_knowing_them_are_named():
 
     helped, unknown = row("soteria", 9.0, 9.1), row("mine", 9.0, None)
     assert unhelped([row(None, 20.0, None), helped, unknown]) == []
-    by_another = row("laplace", 8.0, 7.5) | {"psnr_adaptive_weak": 9.0, "leak": 9.0}  # who knows it, with a weak prior
+    by_another = row("laplace", 8.0, 7.5) | {"psnr_adaptive_weak": 9.0, "leak": 9.0}  # knows it, with a weak prior
     (said,) = unhelped([helped, by_another, row("gaussian", 8.0, 7.5), row("outpost", 7.0, 7.0)])
     assert said.endswith("gaussian 0.5 (7.5 dB, unaware 8.0 dB), outpost 0.5 (7.0 dB, unaware 7.0 dB).")
 

@@ -153,7 +153,7 @@ def test_error_feedback_sends_everything_in_the_end():
     np.testing.assert_allclose(sent, slow_sent, atol=1e-6)
     total = sum(reference.flat(g) for g in gradients)
     np.testing.assert_allclose(sum(sent) + reference.flat(state), total, atol=1e-5)
-    # Gradients that hardly change are where feedback helps: without it the small entries never arrive.
+    # Feedback helps for gradients that hardly change: without it, the small entries never arrive.
     without = sum(reference.flat(plain.apply(KEY, g)) for g in gradients)
     assert np.linalg.norm(sum(sent) - total) < np.linalg.norm(without - total)
     # Without carried state every round is the first.
@@ -171,7 +171,7 @@ def test_a_chain_carries_the_state_of_its_members():
 
 def test_bits_on_the_wire():
     n, tensors = 61, 2
-    positions = min(16 * 6, n)  # six bits number 61 entries; a bitmap has 61
+    positions = min(16 * 6, n)  # six bits per index of 61 entries, or a bitmap of 61 bits
     for defense, bits in (
         (None, 32 * n),
         (gaussian_noise(1.0), 32 * n),
@@ -186,7 +186,7 @@ def test_bits_on_the_wire():
         (withhold_top(100), 0),
         (chain(sparsify(50), withhold_top(50)), 0),
         (chain(sparsify(25), quantize(4)), 16 * 4 + positions + 32 * tensors),
-        (chain(sparsify(25), quantize(1)), n + 32 * tensors),  # one bit cannot say zero
+        (chain(sparsify(25), quantize(1)), n + 32 * tensors),  # one bit cannot encode zero
         (chain(quantize(1), sparsify(25)), n + 32 * tensors),  # single bits tie, and ties are sent
         (chain(sparsify(25), gaussian_noise(1.0)), 32 * n),  # noise fills the zeros
     ):

@@ -48,7 +48,7 @@ def _compiled(defense, key, payload):
 
 
 def _applied(defense, payload, seed=0):
-    """As one program, compiled once for all keys and payloads that are given to a defense."""
+    """Apply a defense in one program, compiled once for all its keys and payloads."""
     return jax.tree.map(np.asarray, _compiled(defense, jax.random.key(seed), payload))
 
 
@@ -78,7 +78,7 @@ def test_leaves_of_the_same_shape_get_different_noise():
 
 def test_chain_gives_each_member_a_key_of_its_own():
     zeros = jnp.zeros(20_000)
-    # The clip is far above the noise, so the second member only adds. The same noise twice would have scale 2.
+    # The second member only adds noise. Equal noise from both members would have scale 2.
     member = Defense("payload", _adding_noise())
     noise = _applied(chain(member, member), zeros)
     assert noise.std() == pytest.approx(np.sqrt(2), rel=0.03)
@@ -140,7 +140,7 @@ def test_chain_refuses_nothing_and_mixed_places():
 
 
 def _pool(key, payload, pool_size, variance, redraw=0):
-    """The defense's own pool, drawn with its keys: unsorted candidates, as lists of leaves."""
+    """The pool of the defense, drawn with the same keys: unsorted candidates, each a list of leaves."""
     leaves = jax.tree.leaves(payload)
     return [
         [
@@ -183,7 +183,7 @@ def test_paired_noise_keeps_the_order_and_nothing_else():
     fake = _applied(defense, true)["g"]
     np.testing.assert_array_equal(np.argsort(fake), np.argsort(true["g"]))
     other = _applied(defense, {"g": true["g"] ** 3})["g"]
-    # The same pool and the same order: at most the nearest member differs.
+    # The pool and the order are the same, so at most the nearest member differs.
     pool = _pool(jax.random.key(0), true, 3, 1.1)
     assert any(np.allclose(np.sort(other), np.sort(member[0]), atol=1e-6) for member in pool)
 
@@ -230,7 +230,7 @@ def test_pools_are_drawn_again_until_one_is_near_enough(size):
     threshold = nearest[chosen] * 1.001
     stop = next(r for r in range(6) if nearest[r] <= threshold)
     nearest_before = int(np.argmin(nearest[:stop]))
-    # Where no pool is near enough, the nearest member of all pools is taken.
+    # If no pool is near enough, the nearest member of all pools is used.
     for max_redraws, used in ((10, stop), (stop - 1, nearest_before), (0, 0)):
         fake = _applied(fake_gradients(size, 1.1, threshold, max_redraws, scale="absolute"), PAYLOAD)
         slow = reference.algorithm_5(gradients, _pool(key, PAYLOAD, size, 1.1, used), reading="clamped")
@@ -251,7 +251,7 @@ def test_a_larger_pool_is_nearer():
 RATIOS, BITS = (0.1, 0.3, 0.5, 0.7, 0.9), (32.0, 16.0, 8.0, 4.0, 1.0)
 EPSILONS, NOISES, RELATIVE = (1e5, 1e4, 1e3, 1e2, 10.0, 5.0, 1.0, 0.1), (1e-4, 1e-3, 1e-2, 1e-1), (0.1, 0.3, 1.0, 3.0)
 RATES = (1e-2, 1e-3, 1e-4)
-#: What the papers sweep, from weak to strong.
+#: Strengths that the papers sweep, from weak to strong.
 SWEPT = {
     "soteria": RATIOS, "outpost": RATIOS, "quantization": BITS, "stochastic_quantization": BITS,
     "guardian": (0.1, 1.0, 10.0, 100.0, 1000.0), "dp_sgd": EPSILONS, "adaptive_dp": EPSILONS[:4],
@@ -302,7 +302,7 @@ def test_named_defenses_are_those_that_their_number_asks_for():
     assert client_defense("adaptive_dp", 7.0).mechanism == Mechanism(*decaying)
     assert client_defense("adaptive_dp_soteria", 7.0).mechanism == Mechanism(*decaying, zeroes=True)
     assert client_defense("dp_update", 7.0).mechanism == Mechanism(Clipped(1.0), GaussianNoise(sigma))
-    # Ciphertexts are on the wire as well; what is dropped is not.
+    # Ciphertexts are also sent; dropped entries are not.
     assert bits_on_the_wire(client_defense("encrypt_bottom", 20.0), rows) == 320
     assert bits_on_the_wire(client_defense("sparsification", 80.0), rows) == 8 * 32 + 10
 

@@ -1,4 +1,4 @@
-"""What an attack was run with is said in words: the numbers that a preset, a model or a defense decides, too."""
+"""Descriptions of the settings of an attack in words, including numbers that a preset, a model or a defense decides."""
 
 import json
 import logging
@@ -91,4 +91,4 @@ def test_pixels_that_an_attack_leaves_free_are_no_matter_of_units(caplog):
     (message,) = (record.getMessage() for record in caplog.records)
     assert message.startswith("67% of the estimate's pixels lie outside [0, 1] (-3 to 4)")
     assert message.endswith("are clipped, since dlg does not keep its pixels in [0, 1]")
-    assert problem._within(Case(), outside) is outside  # a unit is suspected by those who score
+    assert problem._within(Case(), outside) is outside  # only scoring checks for a wrong unit

@@ -15,7 +15,7 @@ def _labelled(gradients, log_prior, previous_means=None):
 
 
 def _mixture(points, log_prior, start, present, degree, steps=60):
-    """Expectation-maximisation with SciPy's densities and a least-squares fit of every class's curve."""
+    """A reference: expectation-maximisation with SciPy's densities and a least-squares fit of every class's curve."""
     n, rank = points.shape
     time = np.stack([scipy.special.eval_legendre(k, np.linspace(-1, 1, n)) for k in range(degree + 1)], axis=1)
     members, ridge = start[:, present], 1e-4 * np.mean(points**2) * np.eye(rank)
@@ -55,7 +55,7 @@ def test_the_mixture_is_that_of_a_slow_reference(present, degree):
 
 
 def _named(unit, clusters, log_prior):
-    """Names by trying all assignments, and merges by trying all pairs."""
+    """A reference that names clusters by trying all assignments, and merges them by trying all pairs."""
     groups = [[k] for k in range(clusters.max() + 1)]
 
     def votes(group):
@@ -100,7 +100,7 @@ def test_clusters_are_named_and_merged_as_by_trying_everything():
         for name, count in merges.items():
             counts[name] += count
         counts["none"] += not any(merges.values())
-    assert min(counts.values()) > 5  # all that may happen does
+    assert min(counts.values()) > 5  # every outcome occurs
 
 
 @pytest.mark.parametrize(("cosine", "merged"), [(0.28, False), (0.32, True)])
@@ -138,7 +138,7 @@ def test_fewer_directions_than_two_per_class_leave_the_baseline_alone(live, clus
 
 
 def test_the_classes_of_the_window_before_name_those_of_this_one():
-    """The baseline says nothing, and what differs between the classes is small beside what does not."""
+    """The baseline is uninformative, and the difference between the classes is small beside their common spread."""
     rng = np.random.default_rng(0)
     y = rng.integers(2, size=120)
     across = 0.3 * (2 * y - 1) + 0.02 * rng.standard_normal(120)
@@ -168,7 +168,7 @@ def test_classes_move_along_polynomials_of_degree_three_at_most(power, size, deg
     values = [_mixture(projected, log_prior, np.eye(2)[y], np.arange(2), d)[1] for d in range(7)]
     assert found.objective == pytest.approx(values[degree], abs=1e-5)
     assert values[degree] == max(values[:4])
-    assert (max(values) > values[degree] + 0.01) == (degree == 3)  # which more freedom would fit better
+    assert (max(values) > values[degree] + 0.01) == (degree == 3)  # a higher degree would fit better
 
 
 @pytest.mark.parametrize("power", [0, 3])
@@ -182,6 +182,6 @@ def test_what_moves_all_alike_says_nothing_about_two_classes(power):
     found = _labelled(gradients, log_prior)
     np.testing.assert_allclose(found.log_probability, log_prior)
     assert found.separation == 0
-    # The only class that the baseline knows is no question.
+    # If the baseline is certain of one class, that class is the answer.
     certain = np.log(np.tile([1 - 1e-9, 1e-9], (300, 1)))
     assert (_labelled(gradients, certain).log_probability.argmax(axis=1) == 0).all()

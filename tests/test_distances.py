@@ -50,7 +50,7 @@ EVERY_DISTANCE = (
 
 @pytest.mark.parametrize("distance", EVERY_DISTANCE)
 def test_what_is_not_a_number_is_at_no_distance(trees, distance):
-    """A candidate whose gradient has overflown must not be the nearest."""
+    """A candidate with an overflown gradient must not be the nearest."""
     a, b = trees
     for tree in ({**b, "b": np.full_like(b["b"], np.nan)}, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), b)):
         assert np.isnan(distance(a, tree))
@@ -120,7 +120,7 @@ def test_directions_of_16_bits_are_told_apart(size):
 @pytest.mark.parametrize("distance", [o.layer_norms, o.l1, o.relative_l1, o.mean_l1, o.gaussian_kernel])
 @pytest.mark.parametrize("size", [3e3, 1e-4])
 def test_distances_of_16_bits_are_those_of_wider_numbers(distance, size):
-    """Squares of 1e-4 vanish in them, and a sum over forty entries of 3,000 overflows."""
+    """In 16 bits, squares of 1e-4 underflow, and a sum over forty entries of 3,000 overflows."""
     wide = [{"w": jnp.float32(jnp.float16(size)) * jnp.linspace(1.0, last, 40)} for last in (2.0, 1.5)]
     narrow = [jax.tree.map(lambda leaf: leaf.astype(jnp.float16), tree) for tree in wide]
     expected = distance(*(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in narrow))
@@ -159,7 +159,7 @@ def test_bad_distance_arguments(trees):
 
 
 def _sorted_mask(x, percent, bottom=False):
-    """All entries at or beyond the last selected one in sorted order."""
+    """A reference mask of all entries at or beyond the last selected magnitude, so that ties are included."""
     magnitude = np.sort(np.abs(x).ravel())
     k = max(1, int(np.ceil(round(x.size * percent / 100, 9))))
     return np.abs(x) <= magnitude[k - 1] if bottom else np.abs(x) >= magnitude[-k]

@@ -34,7 +34,7 @@ PRIVATE = Batch(
 )
 STUDY = ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"]
 
-#: Collectives that a compiled program may hold, with the shape of what they move.
+#: Collective operations in a compiled program, with the shape of the moved array.
 COLLECTIVE = re.compile(
     r"= \(?(\w+\[[\d,]*\]).* (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
@@ -138,7 +138,7 @@ OPEN_MPI = {
 
 @pytest.fixture
 def joined(monkeypatch):
-    """JAX's record of what it joined, after it has asked the cluster; no connection is made."""
+    """JAX's state of the cluster that it joins; stubs prevent any connection."""
     state = jax_distributed.State()
     monkeypatch.setattr(jax_distributed._jax, "get_distributed_runtime_service", lambda *_, **__: "service")
     monkeypatch.setattr(jax_distributed._jax, "get_distributed_runtime_client", lambda *_, **__: mock.Mock())
@@ -160,7 +160,7 @@ def test_schedulers_say_who_is_who(monkeypatch, joined, variables, address, proc
 
 
 def test_kubernetes_is_asked(monkeypatch, joined):
-    """As far as that JAX's answers are used: its own are those of a cluster, which is not here."""
+    """JAX's answers about the cluster are stubs, since there is no cluster here; the test covers their use."""
     answers = {
         "is_env_present": True,
         "get_coordinator_address": "job-0.service:55527",
@@ -187,7 +187,7 @@ def test_studies_that_use_one_device_say_so(tmp_path):
 
 
 def _script(devices):
-    """Run this file as a program with so many devices."""
+    """Run this file as a program with the given number of devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     done = subprocess.run(
         [sys.executable, __file__], cwd=ROOT, env=environment, check=False, capture_output=True, text=True
@@ -224,7 +224,7 @@ def _metrics(out):
 
 @pytest.mark.slow
 def test_two_processes_of_two_devices_recover_what_one_does(tmp_path):
-    """Loopback and gloo. A signal to one process stops both, and the same command takes both up again."""
+    """The processes connect by loopback and gloo. A signal to one stops both, and the same command resumes both."""
     command = [sys.executable, "-m", "experiments.cafe_scale", *STUDY]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     one, two = tmp_path / "one", tmp_path / "two"

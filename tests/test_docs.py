@@ -1,4 +1,4 @@
-"""Programs in the documentation run and find what they say."""
+"""Programs in the documentation run and have the results that the pages state."""
 
 import importlib.util
 import re
@@ -22,15 +22,15 @@ spec.loader.exec_module(offline)
 
 
 def programs(page):
-    """The Python programs of a page, in their order."""
+    """The Python programs of a page, in order."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def run(page, number=0, of=1):
-    """The names that a program leaves behind. A page has as many as are said here."""
+    """Run program `number` of a page that has `of` programs; returns the names that it defines."""
     found = programs(page)
     assert len(found) == of
-    # Classes look for themselves in their module.
+    # Classes look up their own module.
     module = types.ModuleType(f"program_{number}")
     exec(compile(found[number], page, "exec"), module.__dict__)
     return vars(module)
@@ -62,10 +62,10 @@ def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
     names = run("docs/your_split_training.md", of=2)
     scores = names["scores"]
     assert scores["labels"] > 0.95
-    assert 0.7 < scores["labels without gradients"] < 0.85  # the weaker answer for plain accuracy is below 0.6
+    assert 0.7 < scores["labels without gradients"] < 0.85  # the weaker baseline, for plain accuracy, is below 0.6
     assert scores["features"] > scores["features without gradients"] + 0.1
     assert names["answered"].all()
-    # The same scores where half of the samples were in no recorded step.
+    # Repeat the scores with half of the samples in no recorded step.
     program, by_rows = programs("docs/your_split_training.md")
     names["labels"][::2] = -1
     exec(program[program.index("answered = ") :], names)
@@ -73,12 +73,12 @@ def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
     assert names["scores"]["labels"] > 0.95
     assert names["scores"].keys() == scores.keys()
     assert all(names["scores"][name] != score for name, score in scores.items() if "without" in name)
-    # Answers for the rows of a record are put back by sample.
+    # Answers by row of a record are put back in the order of samples.
     exec(by_rows, names)
     share = names["y"][names["victim"]].mean()
     assert share / 2 < names["by_sample"].mean() < 2 * share
     assert names["metrics"].balanced_label_accuracy(names["truth"], names["by_sample"]) > 0.6
-    # Features of the fifth epoch, by a shadow run of the first one: `gains` cannot see that they are worse.
+    # Features of the fifth epoch from a shadow run of the first epoch: `gains` cannot show that they are worse.
     last = jax.tree.map(lambda leaf: leaf[4 * 30 :], names["train"](names["victim"], epochs=5, seed=1))
     late = names["regression"].predict(last, names["telco"][names["victim"]])
     assert names["regression"].gains
@@ -112,7 +112,7 @@ def test_a_row_of_a_table_is_audited_in_the_units_of_its_columns():
 
 def test_archives_of_ones_own_are_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JAXLEAK_DATA_DIR", "")  # which the page sets; pytest then restores it
+    monkeypatch.setenv("JAXLEAK_DATA_DIR", "")  # the page sets it, and pytest restores it
     names = run("docs/data.md")
     assert names["images"].x.shape == (20, 28, 28, 1)
     assert names["images"].x.max() <= 1
@@ -155,7 +155,7 @@ def test_links_and_what_stands_beside_the_page_are_no_load(tag):
 
 
 def test_the_search_of_the_site_needs_no_other_host():
-    """The plugin `offline` would load this script from elsewhere, unless the settings name a copy."""
+    """The plugin `offline` would load this script from another host if the settings did not name a copy."""
     settings = (ROOT / "mkdocs.yml").read_text()
     (named,) = re.findall(r"polyfills: \[(.*?iframe-worker.*?)\]", settings)
     script = (ROOT / "docs" / named).read_text()
@@ -202,7 +202,7 @@ def test_a_table_goes_on_where_it_was_and_takes_one_more_seed(tmp_path, monkeypa
     kill = True
     with pytest.raises(KeyboardInterrupt):
         exec(program, {"SEEDS": (0, 1)})
-    assert len(ran) == 3  # both seeds of `fedleak`, and one of the own attack; noise of strength 0 is refused
+    assert len(ran) == 3  # both seeds of `fedleak`, and one of the user's attack; noise of strength 0 is refused
     kill = False
     exec(program, {"SEEDS": (0, 1)})
     exec(program, {"SEEDS": (0, 1, 2)})

@@ -1,4 +1,4 @@
-"""Public objects say what they take and what they refuse."""
+"""Docstrings of public objects describe the arguments and the errors."""
 
 import ast
 import importlib
@@ -11,9 +11,9 @@ from test_public_names import NAMES
 
 from jaxleak import metrics
 
-#: A docstring may leave arguments to that of another object.
+#: A reference to another object's docstring for the arguments.
 REFERS = re.compile(r"[Aa]rguments(?: and errors)? (?:as in|of) `")
-#: Errors that tell a caller what is wrong with an argument.
+#: Errors that tell the caller of a wrong argument.
 REFUSALS = ("ValueError", "TypeError")
 
 #: An argument or a result that is an array: `jax.Array | None`, a tuple of them, and no function or dictionary of them.
@@ -22,10 +22,10 @@ ARRAY = re.compile(r"\b(?:Array|ArrayLike|ndarray|_SupportsArray)\b")
 NO_ARRAY = re.compile(r"\b(?:Callable|Mapping|dict)\b")
 #: One axis of a shape: B, 32, ..., "P e", "H // k", "ceil(F / 2)", "*slice", "max d_p", "sum of the others' d_p".
 AXIS = r"(?:\.\.\.|(?:max |sum of the others' |ceil\()?\*?\w+'?(?: ?(?:[*+/-]|//) ?\w+| [A-Za-z]\b)*\)?)"
-#: What says a shape: (B, H, W, C), (N,), (), "a scalar", "the same shape".
+#: Text that states a shape: (B, H, W, C), (N,), (), "a scalar", "the same shape".
 SHAPE = re.compile(rf"\(\)|\({AXIS},\)|\({AXIS}(?:, {AXIS})+\)|\bscalar\b|\bshape\b")
-#: What says in which range or unit a number is: "in (0, 1]", ">= 0", "dB", "in the unit of the data", "without a unit";
-#: or that it is no quantity: "integers", "booleans", "indices"; or where that is said.
+#: Text that states the range or unit of a number ("in (0, 1]", ">= 0", "dB", "in the unit of the data", "without a
+#: unit"), that it is no quantity ("integers", "booleans", "indices"), or where to find this.
 RANGE = r"[\[(]-?\d[\w.]*, [\w./ ^+*-]+[\])]|[<>]=? ?[\w.]+|in \{|positive|negative|in the range|the largest value"
 UNIT = (
     r"\b(?:units?|scale|dB|decibels?|seconds?|inch(?:es)?|pixels?|bytes|GB|nats|bits|per cent|times|dtype|share of)\b"
@@ -34,16 +34,16 @@ OF_A_KIND = r"norm|fraction|probabilit|standard deviation|epsilon|relative|cosin
 NO_QUANTITY = r"\b(?:integers?|booleans?|bool|indices|positions)\b"
 ELSEWHERE = r"\b(?:as|see|that of) `"
 MEASURED = re.compile("|".join((RANGE, UNIT, OF_A_KIND, NO_QUANTITY, ELSEWHERE)), re.IGNORECASE)
-#: Arguments that hold what was measured or reconstructed.
+#: Names of arguments that hold samples or reconstructions.
 SAMPLES = re.compile(r"images?|public|truth|estimates?|x")
-#: Functions whose arrays have no shape yet.
+#: Functions that need not state shapes.
 WITHOUT_SHAPE = {"score"}
-#: A random key is no quantity.
+#: Random keys, which are no quantities.
 WITHOUT_UNIT = {"init_key"}
 
 
 def described(module):
-    """Every function of a module, and every class that has a constructor of its own, with what is said of it."""
+    """Yield name, function and docstring for each function of a module and each class with its own constructor."""
     shown = importlib.import_module(module)
     for name in NAMES[module].split():
         thing = getattr(shown, name)
@@ -79,13 +79,13 @@ def is_array(annotation):
 
 
 def entry(text, argument):
-    """What a docstring says of an argument; all of it where it has no list of arguments."""
+    """A docstring's text on an argument; the whole docstring if it has no list of arguments."""
     found = re.search(rf"^( *){argument}: (.*(?:\n\1 +.*)*)", text, re.MULTILINE)
     return found[2] if found else text * ("Args:" not in text)
 
 
 def result(text):
-    """What a docstring says of the result: its section, or else its first paragraph."""
+    """A docstring's text on the result: its section on it, or else the first paragraph."""
     found = re.search(r"^ *Returns:\n((?:(?: .*)?\n?)*)", text, re.MULTILINE)
     return found[1] if found else text.strip().split("\n\n")[0]
 
@@ -164,4 +164,4 @@ def test_every_class_says_what_it_is(module):
         thing = getattr(shown, name)
         if inspect.isclass(thing):
             assert thing.__doc__, name
-            assert not thing.__doc__.startswith(f"{name}("), name  # what a dataclass or a named tuple gets by itself
+            assert not thing.__doc__.startswith(f"{name}("), name  # generated for dataclasses and named tuples

@@ -1,4 +1,4 @@
-"""Networks that others wrote: any JAX function, Flax and Equinox modules, as classifiers."""
+"""Users' networks as classifiers: any JAX function, and Flax and Equinox modules."""
 
 import functools
 
@@ -25,7 +25,7 @@ X = reference.uniform(2, *IMAGE, seed=1)
 
 
 class PlainConvNet(nn.Module):
-    """The built-in `convnet` as anybody would write it in Flax."""
+    """The built-in `convnet` as a user would write it in Flax."""
 
     @nn.compact
     def __call__(self, x):
@@ -35,7 +35,7 @@ class PlainConvNet(nn.Module):
 
 
 class Normalised(nnx.Module):
-    """Convolution, batch normalisation, pooling, a list of layers."""
+    """A network of Flax NNX with convolution, batch normalisation, pooling, and a list of layers."""
 
     def __init__(self, rngs):
         self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
@@ -48,7 +48,7 @@ class Normalised(nnx.Module):
 
 
 class ChannelsFirst(eqx.Module):
-    """A network of Equinox: one image, channels first."""
+    """A network of Equinox that takes one image with channels first."""
 
     conv: eqx.nn.Conv2d
     pool: eqx.nn.MaxPool2d
@@ -80,7 +80,7 @@ def normalised():
 
 @pytest.fixture(scope="module")
 def convnets():
-    """The built-in, the plain twin, and weights that fit both."""
+    """The built-in network, its plain twin, and weights for both."""
     built_in = models.build("convnet", IMAGE, CLASSES, channels=(4, 6), strides=(1, 2))
     variables = reference.drawn(built_in)
     twin, _ = models.from_flax(PlainConvNet(), {"params": variables["params"]}, image_shape=IMAGE)
@@ -104,8 +104,8 @@ def test_the_builtin_and_its_plain_twin_agree_with_kinks_and_without(convnets):
     assert twin.notes == ()
 
 
-#: One attack of each mechanism, with the steps that are compared and the images. FedLeak with the homotopy takes second
-#: derivatives of every layer, row spaces read the rows of linear layers, a baseline infers labels by another rule.
+#: One attack per mechanism, with the numbers of compared steps and of images. FedLeak with the homotopy takes second
+#: derivatives of every layer, row spaces read the rows of linear layers, and a baseline infers labels by another rule.
 ATTACKS = {
     "fedleak": (presets.fedleak(10), 10, 2),
     "row_space": (presets.row_space(20)._replace(shifts=()), 3, 1),
@@ -149,12 +149,12 @@ def test_a_module_of_nnx_computes_the_same_in_both_modes(normalised):
     statistics = jax.jit(lambda v, x: model.apply(v, x).statistics["norm"])(variables, X)
     np.testing.assert_allclose(statistics["mean"], np.asarray(z).mean((0, 1, 2)), atol=1e-5)
     np.testing.assert_allclose(statistics["var"], np.asarray(z).var((0, 1, 2)), atol=1e-5)
-    # The maximum that keeps Flax's variance from being negative is no activation, and the pool is none here.
+    # Neither the maximum that keeps Flax's variance non-negative nor the pool counts as an activation here.
     assert [a.shape for a in out.activations] == [(2, 8, 8, 4), (2, 6)]
 
 
 class Standardised(nn.Module):
-    """Flax's fast variances: a mean of squares less a squared mean, which a maximum with zero keeps from rounding."""
+    """A network with Flax's fast variances: mean of squares minus squared mean, kept >= 0 by a maximum with zero."""
 
     @nn.compact
     def __call__(self, x):
@@ -242,7 +242,7 @@ def test_label_rules_read_a_head_of_any_layout(rule):
     dense = gradient["dense"]
     wanted = labels(dense["weight"].T, dense["bias"], module.dense.weight.T, module.dense.bias)
     np.testing.assert_array_equal(found, wanted)
-    if rule not in ("random", "counting_rule"):  # which know less than the one label
+    if rule not in ("random", "counting_rule"):  # these rules use less than the gradient of one label
         np.testing.assert_array_equal(found, [0])
 
 
@@ -517,7 +517,7 @@ def test_the_layer_of_a_leaf_is_all_but_its_last_name(leaf, layer):
         (np.full((2, 3), -2.0, np.float32), -2.0),
         (np.array([False, False]), 0.0),
         (np.array([1.0, 2.0]), None),
-        (np.zeros((0, 3)), None),  # no entry, so no number
+        (np.zeros((0, 3)), None),  # no entries, so no numbers
         (np.array(["a"]), None),
     ],
 )

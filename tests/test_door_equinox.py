@@ -1,4 +1,4 @@
-"""Networks that others wrote in Equinox, as classifiers."""
+"""Users' networks in Equinox as classifiers."""
 
 import sys
 
@@ -15,7 +15,7 @@ X = reference.uniform(2, *IMAGE, seed=1)
 
 
 class Running(eqx.Module):
-    """A network of Equinox whose batch normalisation keeps statistics in a state, with dropout behind it."""
+    """A network of Equinox with batch normalisation, whose statistics are in a state, followed by dropout."""
 
     conv: eqx.nn.Conv2d
     norm: eqx.nn.BatchNorm
@@ -52,7 +52,7 @@ def test_a_module_of_equinox_with_a_state_computes_the_same_in_both_modes(batche
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     evaluated = eqx.nn.inference_mode(module)
     own = evaluated if batched else jax.vmap(evaluated, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
-    # A state counts its batches, which is no part of the statistics: that of later is a classifier of its own.
+    # A state also counts its batches, and this is no part of the statistics, so a later state makes its own classifier.
     later = models.from_equinox(module, after, image_shape=IMAGE, batched=batched)
     later = later[0].apply(later[1], X, mode="eval")
     np.testing.assert_allclose(later.logits, own(x, after)[0], atol=1e-5)
@@ -88,7 +88,7 @@ def test_dropout_of_equinox_is_refused_where_it_acts():
     model, variables = models.from_equinox(module, state, image_shape=IMAGE)
     off = eqx.tree_at(lambda m: m.drop, module, eqx.nn.Dropout(0.0))
     wanted, _ = models.from_equinox(off, state, image_shape=IMAGE)
-    for mode in ("train", "eval"):  # in training, too, the layer stays off
+    for mode in ("train", "eval"):  # the layer stays off also in training
         logits, same = (m.apply(variables, X, mode=mode).logits for m in (model, wanted))
         np.testing.assert_array_equal(logits, same)
 

@@ -1,4 +1,4 @@
-"""Kinks of networks that others wrote: however they are written, they have the smooth form of their hinges."""
+"""Kinks of users' networks: however a kink is written, it gets the smooth form of its hinges."""
 
 import itertools
 
@@ -18,11 +18,11 @@ Z, V = (np.asarray(X.reshape(4, -1) @ W[name], np.float64) for name in "wv")
 
 
 def door(network):
-    """The classifier of a function of weights and images, and its outputs without sharpness and with."""
+    """The classifier of a function of weights and images, and its outputs with exact and with smoothed kinks."""
     model, variables = models.from_function(lambda v, x: network(v["params"], x), {"params": W}, image_shape=IMAGE)
     exact, smooth, expected = jax.jit(
         lambda v, x: (*(model.apply(v, x, sharpness=s) for s in (None, SHARPNESS)), network(v["params"], x))
-    )(variables, X)  # in one program, which takes a fraction of the time of one for every operation
+    )(variables, X)  # one program takes a fraction of the time of one per operation
     np.testing.assert_allclose(exact.logits, expected, rtol=1e-5, atol=1e-6)
     return model, exact, smooth
 
@@ -32,7 +32,7 @@ def dense(w, x):
 
 
 def soft_relu(z, of):
-    """In units of the standard deviation of what the kink is a function of."""
+    """The smoothed ReLU of z, with the sharpness in units of the standard deviation of `of`."""
     beta = SHARPNESS / of.std()
     return np.logaddexp(0, beta * z) / beta
 
@@ -45,7 +45,7 @@ def by_hand(z):
 by_hand.defjvps(lambda dz, out, z: jnp.where(z > 0, 2 * dz, 0.0))
 
 
-#: A function, its slope far to the left, its offset, and the places and changes of slope that follow.
+#: A function, its slope far to the left, its offset, and the places and slope changes of its hinges.
 HINGES = {
     "a bound from above": (lambda z: jnp.minimum(z, 1.0), 1, 0, [(1, -1)]),
     "a bound that comes first": (lambda z: jnp.minimum(1.0, z), 1, 0, [(1, -1)]),
@@ -92,7 +92,7 @@ def test_the_smooth_form_is_that_of_the_hinges(name):
 
 
 def small_functions():
-    """Lines with none, one or two hinges, all of small whole numbers."""
+    """Piecewise linear functions with none, one or two hinges, all with small integer coefficients."""
     changes = [()] + [(Hinge(at, c),) for at in (-1.0, 1.0) for c in (-2.0, 1.0)]
     changes += [(Hinge(-1.0, a), Hinge(1.0, b)) for a in (-2.0, 1.0) for b in (-2.0, 1.0)]
     return [Piecewise(0, *rest) for rest in itertools.product((-1.0, 0.0, 2.0), (-1.0, 0.0, 1.0), changes)]
@@ -136,7 +136,7 @@ def test_pieces_are_the_lines_between_hinges():
     assert list(function.pieces()) == [(-inf, 1.0, 1.0, 2.0), (1.0, 3.0, 3.0, 0.0), (3.0, inf, -1.0, 12.0)]
 
 
-#: What stays as it is, and how the notes call it; spaces behind a name tell cases apart.
+#: Functions that are not smoothed, by their name in the notes; spaces after a name distinguish cases.
 STAYS = {
     "sign": lambda z, v: z * jnp.sign(z),
     "floor": lambda z, v: z + jnp.floor(z),
@@ -169,7 +169,7 @@ def test_a_kink_without_a_smooth_form_stays_and_is_named(name):
     assert model.notes == (f"kinks that are not smoothed: 1 x {name.rstrip()}",)
 
 
-#: Smooth non-linearities, some of one primitive and others of many.
+#: Smooth non-linearities, made of one primitive or of many.
 SMOOTH = {
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
@@ -196,11 +196,11 @@ def test_a_smooth_non_linearity_is_one_activation(name):
 
 
 def test_an_exponential_linear_unit_is_one_choice_and_its_guard():
-    """Its inner choice only keeps the exponential finite, and is no kink of its own."""
+    """The inner choice of an ELU only keeps the exponential finite, and is no further kink."""
     model, exact, smooth = door(lambda params, x: jax.nn.elu(dense(params["w"], x)) @ params["v"][:3])
     np.testing.assert_array_equal(smooth.logits, exact.logits)
     assert model.notes[0] == "kinks that are not smoothed: 1 x select_n, a branch chosen by the sign of a number"
-    (found,) = exact.activations  # the whole unit, and not its exponential branch
+    (found,) = exact.activations  # the whole unit, not only its exponential branch
     np.testing.assert_allclose(found, np.where(Z > 0, Z, np.expm1(np.minimum(Z, 0))), rtol=1e-4, atol=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_two_non_linearities_behind_each_other_are_two_activations():
     np.testing.assert_array_equal(second, exact.logits)
 
 
-#: Networks with maxima that are no kinks of anything that belongs to images and passes a derivative on.
+#: Networks with maxima that are no kinks in the derivative by images.
 NO_KINKS = {
     "of weights alone": lambda w, v, x: dense(w, x) + jnp.abs(v).sum() + jnp.maximum(v, 0.1).mean(),
     "of two weights": lambda w, v, x: dense(w, x) + jnp.maximum(v, v[::-1]).mean() + jnp.minimum(v, v[::-1]).mean(),
@@ -237,7 +237,7 @@ def times_itself(z):
     return z * z
 
 
-#: The numbers under a maximum with zero, and whether they are a mean of squares less a squared mean.
+#: Arguments of a maximum with zero, and whether each is a mean of squares minus a squared mean.
 VARIANCES = {
     "products": (lambda z: mean(z * z) - times_itself(mean(z)), True),
     "squares": (lambda z: mean(jnp.square(z)) - jnp.square(mean(z)), True),
@@ -291,7 +291,7 @@ def test_a_maximum_over_axes_has_the_smooth_form_over_all_of_their_entries(axes)
 
 
 def test_images_that_are_taken_one_by_one_have_their_own_standard_deviations():
-    """The program for one more image has more steps, so that every array of two axes belongs to images."""
+    """The program for one more image has more steps, so every array of two axes counts as belonging to images."""
     _, _, smooth = door(
         lambda params, x: jnp.concatenate([jnp.maximum(dense(params["w"], x[i : i + 1]), 0) for i in range(len(x))])
     )

@@ -1,4 +1,4 @@
-"""Layers of networks that others wrote: convolutions, pools and products of any layout, their rows, biases and head."""
+"""Layers of users' networks: convolutions, pools and products of any layout, their rows, biases and head."""
 
 import functools
 import re
@@ -24,12 +24,12 @@ def flat(x):
 
 
 def door(network, weights, x, **options):
-    """The classifier of a function of weights and images, whose logits are those of the function."""
+    """The classifier of a function of weights and images, after a check that the logits equal the function's."""
     model, variables = models.from_function(
         lambda v, x: network(v["params"], x), {"params": weights}, image_shape=x.shape[1:], **options
     )
     given = x.transpose(0, 3, 1, 2) if options.get("layout") == "NCHW" else x
-    # In one program, which takes a fraction of the time of one for every operation.
+    # One program takes a fraction of the time of one per operation.
     out, expected = jax.jit(lambda v, x, given: (model.apply(v, x), network(v["params"], given)))(variables, x, given)
     np.testing.assert_allclose(out.logits, expected, rtol=1e-4, atol=1e-5)
     return model, variables, out
@@ -43,7 +43,7 @@ POOLED = reference.uniform(2, 6, 4, 2, seed=5)
 
 
 def slow_pool(x, window, stride, pads, beta=None):
-    """Loops over windows, of whose entries those inside of the image count."""
+    """A slow reference for pooling: loops over windows, where only entries inside the image count."""
     (top, bottom), (left, right) = pads
     height, width = x.shape[1:3]
     rows = range(-top, height + bottom - window + 1, stride)
@@ -126,7 +126,7 @@ IMAGES = draw(1, 2, 5, 4, 4)
 def test_a_convolution_of_any_layout_is_its_rows_times_its_matrix(image, kernel, output, stride, groups):
     sizes = {"H": 3, "W": 2, "I": 4 // groups, "O": 6}
     weights = {"k": draw(2, *(sizes[axis] for axis in kernel))}
-    spatial = [axis for axis in kernel if axis in "HW"]  # JAX takes their order from the kernel
+    spatial = [axis for axis in kernel if axis in "HW"]  # JAX takes the order of spatial axes from the kernel
 
     def network(params, x):
         z = jax.lax.conv_general_dilated(
@@ -188,7 +188,7 @@ def test_convolutions_over_one_axis_and_in_half_precision_stay():
     assert model.notes[0] == f"convolutions that stay in XLA's form: {wanted}"
 
 
-#: A dense layer, the shape of its kernel, and the order of axes in which its output has a row per row that it reads.
+#: A dense layer, the shape of its kernel, and the order of axes in which its output has one row per input row.
 PRODUCTS = {
     "images by kernel": (lambda k, x: x.reshape(len(x), -1) @ k, (80, 3), (0, 1)),
     "kernel by images": (lambda k, x: k @ x.reshape(len(x), -1).T, (3, 80), (1, 0)),
@@ -229,7 +229,7 @@ def test_a_dense_layer_is_its_rows_times_its_matrix(name):
         np.testing.assert_array_equal(out.features, rows)
 
 
-#: Networks whose weight k is more, or less, than the kernel of linear layers that read single numbers of images.
+#: Networks in which the weight k is not simply the kernel of linear layers that read single numbers of images.
 OTHERWISE = {
     "added as well": lambda p, x: flat(x) @ p["k"] + p["k"].sum(),
     "scaled": lambda p, x: flat(x) @ (2 * p["k"]),
@@ -258,7 +258,7 @@ def test_a_kernel_that_is_used_twice_has_the_rows_of_both_uses():
         model.matrix("v", weights["w"])
 
 
-#: What is done with the product of images and kernel k, and whether b is its bias.
+#: Functions of b and of the product of images and kernel k, and whether b is the bias.
 BIASES = {
     "added": (lambda z, b: z + b, True),
     "added first": (lambda z, b: b + z, True),
@@ -318,7 +318,7 @@ def test_the_head_is_the_last_dense_layer_of_whole_images_that_the_logits_depend
 
 SQUARE = draw(7, 2, 4, 4, 4)
 
-#: What may follow a convolution whose axes are in another order than the library's; every axis has four entries.
+#: Operations after a convolution with axes in another order than the library's; every axis has four entries.
 FOLLOWING = {
     "a number added": lambda z, y, x: z + 2.0,
     "a number less": lambda z, y, x: 1.0 - z,
@@ -460,7 +460,7 @@ def _tanh(p, x):
     return jnp.tanh(flat(x) @ p["first"])
 
 
-#: Networks of one logit: shapes of the head's kernel and bias, and what is made of the logit.
+#: Networks with one logit: shapes of the head's kernel and bias, and the function that computes the logit.
 ONE_LOGIT = {
     "column": ((7, 1), (1,), lambda p, x: _tanh(p, x) @ p["w"] + p["b"]),
     "row": ((1, 7), (1,), lambda p, x: (_tanh(p, x) @ p["w"].T + p["b"])[:, 0]),
@@ -480,7 +480,7 @@ def test_one_logit_stands_as_two_of_which_the_first_is_zero(name):
     assert (model.num_classes, model.one_logit, model.head_names, model.bias_of("w")) == (2, True, ("w", "b"), "b")
     assert model.notes == ("its one logit z is read as the two logits (0, z) of the classes 0 and 1",)
     both = jax.jit(lambda v, x: (model.apply(v, x), network(v["params"], x)))
-    for n in (1, 3):  # one image, whose squeezed logit has no axis
+    for n in (1, 3):  # for one image, the squeezed logit has no axis
         out, expected = both(variables, x[:n])
         np.testing.assert_array_equal(out.logits[:, 0], np.zeros(n))
         np.testing.assert_allclose(out.logits[:, 1], expected.reshape(n), rtol=1e-5)
@@ -514,7 +514,7 @@ def test_two_columns_are_written_back_as_the_one_of_the_owner(name):
         np.testing.assert_array_equal(doubled["w"], 2 * weights["w"])
         np.testing.assert_array_equal(doubled["b"], weights["b"])
     moved = model.with_head(weights, head._replace(kernel=jnp.stack([jnp.ones(7), jnp.zeros(7)], 1)), gradient=False)
-    np.testing.assert_array_equal(moved["w"], -jnp.ones(kernel))  # the logits (f, 0) are (0, -f) but for a constant
+    np.testing.assert_array_equal(moved["w"], -jnp.ones(kernel))  # the logits (f, 0) equal (0, -f) up to a constant
     for read in (model.head_of, lambda tree: model.with_head(tree, head)):
         with pytest.raises(ValueError, match=r"one logit, .* say gradient=False or gradient=True"):
             read(weights)

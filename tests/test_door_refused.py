@@ -1,4 +1,4 @@
-"""Networks that no door takes: those that read tokens, and those with active dropout."""
+"""Users' networks that are refused: those that read tokens, and those with active dropout."""
 
 import equinox as eqx
 import flax.linen as nn
@@ -102,7 +102,7 @@ def test_dropout_of_linen_is_refused_where_it_acts():
     variables = Dropped().init(jax.random.key(0), X, True)
     model, same = models.from_flax(Dropped(0.0), variables, image_shape=IMAGE)
     np.testing.assert_allclose(model.apply(same, X).logits, Dropped().apply(variables, X, True), atol=1e-6)
-    # Keywords of the caller take the place of the known ones.
+    # The caller's keywords replace the known ones.
     known = {"train_arguments": {"deterministic": True}, "eval_arguments": {"deterministic": True}}
     model, same = models.from_flax(Dropped(), variables, image_shape=IMAGE, **known)
     for mode in ("train", "eval"):

@@ -1,4 +1,4 @@
-"""What would be wrong in silence, or only after a long run, is refused at once and by its name."""
+"""Inputs that would cause silent or late errors are refused immediately and by name."""
 
 import gc
 import weakref
@@ -136,7 +136,7 @@ def test_images_and_labels_of_an_evaluation_fit():
 
 def test_programs_of_few_objects_are_kept_and_those_of_others_let_go():
     class Weights:
-        """Equal to itself alone."""
+        """An object that is equal only to itself."""
 
     traced = []
 

@@ -156,7 +156,7 @@ def test_partitions_have_their_sizes(kind):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_gaussian_parties_hold_neighbours_behind_blurred_borders(seed):
-    """As the docstring says it: positions j + F / (2 P) Z_j, cut in their order, pieces in random order."""
+    """The reference follows the docstring: sort by j + F / (2 P) Z_j, cut into pieces, and order them randomly."""
     rng = np.random.default_rng(seed)
     pieces = rng.permutation(3)
     positions = np.arange(10) + 10 / (2 * 3) * rng.standard_normal(10)
@@ -264,7 +264,7 @@ def test_bad_partitions():
         (10, 3, 0.5, 0, [5, 3, 2]),
         (10, 3, 0.5, 1, [3, 5, 2]),
         (10, 3, 0.01, 2, [5, 4, 1]),  # at least one
-        (10, 3, 0.99, 0, [8, 1, 1]),  # and one for everyone else
+        (10, 3, 0.99, 0, [8, 1, 1]),  # and one for each other party
         (5, 2, 0.3, 0, [2, 3]),
     ],
 )
@@ -280,7 +280,7 @@ def test_correlations_of_constant_columns_are_zero():
 
 
 def test_cold_swaps_only_gather_what_correlates_and_hot_ones_go_anywhere():
-    """Two pairs of copies; with a large beta, no swap lowers what parties hold of the same."""
+    """In an example of two pairs of copies, a large beta refuses swaps that separate correlated features."""
     correlation = np.kron(np.eye(2), np.ones((2, 2)))
     apart = np.array([0, 1, 0, 1])
     for seed in range(5):
@@ -292,7 +292,7 @@ def test_cold_swaps_only_gather_what_correlates_and_hot_ones_go_anywhere():
     hot = {tuple(_feature_partitions._gibbs(apart, correlation, 0.0, np.random.default_rng(s))) for s in range(40)}
     assert len(hot) == 6
     np.testing.assert_array_equal(apart, [0, 1, 0, 1])
-    # Parties of one feature hold no pair, so that no swap is refused, however cold it is.
+    # A party with one feature holds no pair, so no swap is refused, however large beta is.
     alone = np.array([0, 1])
     cold = {tuple(_feature_partitions._gibbs(alone, np.eye(2), 1e3, np.random.default_rng(s))) for s in range(20)}
     assert cold == {(0, 1), (1, 0)}

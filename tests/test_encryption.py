@@ -1,4 +1,4 @@
-"""The encrypted first layer against the plain one: same numbers, and each side sees what it should."""
+"""The encrypted first layer against the plain one: equal numbers, and each side sees only its part."""
 
 import builtins
 
@@ -98,12 +98,12 @@ def test_the_label_holder_sees_ciphertexts_and_the_party_masked_products(monkeyp
     z = encrypted_first()(KEY, {"kernel": weights, "bias": jnp.zeros(5)}, (alpha,))
     jax.block_until_ready(z)
     assert all(isinstance(column, bytes) for chunk in seen["ciphertexts"] for column in chunk)
-    blind = 0.25 - seen["plain"]  # what the label holder's copy lacks: a matrix with entries from (0, 1)
+    blind = 0.25 - seen["plain"]  # the part that the label holder's copy lacks: a matrix with entries from (0, 1)
     assert blind.shape == (4, 5)
     assert blind.std() > 0.1
     assert blind.min() >= 0
     assert blind.max() <= 1
-    assert np.abs(seen["offset"]).mean() > 2  # the mask on what the party decrypts
+    assert np.abs(seen["offset"]).mean() > 2  # the mask on the numbers that the party decrypts
     np.testing.assert_allclose(decrypted[0] - seen["offset"], np.asarray(alpha) @ seen["plain"], atol=1e-5)
     np.testing.assert_allclose(z, alpha @ weights, atol=1e-5)
 
@@ -123,7 +123,7 @@ def test_every_party_but_the_label_holder_encrypts_what_it_sends(monkeypatch):
 
 
 def test_masks_are_fresh_and_uniform_around_zero(monkeypatch):
-    """What hides must not repeat: not between the masks of a step, not between parties, not between steps."""
+    """Masks must not repeat within a step, between parties, or between steps."""
     offsets, plains = [], []
     original = _ckks.SecretOwner.product
 
@@ -170,7 +170,7 @@ def split_by(model, layer):
 
 
 def test_a_first_layer_that_is_not_the_encrypted_one_is_refused(model):
-    """Else another model than the client's is trained and attacked, without a word."""
+    """Otherwise, a model other than the client's would silently be trained and attacked."""
     layer = encrypted_first(active=2, cipher="plain")
     split_by(model, layer)
     for first in (

@@ -54,7 +54,7 @@ def test_copies_are_matched_as_all_permutations_tried_one_by_one_say(labels):
 
 
 def seen(share, samples, labels):
-    """A round of a client that shuffles anew: what the attacker sees, the batch, and the client's own orders."""
+    """A round of a client that reshuffles every epoch: the attacker's observation, the batch, and the true orders."""
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.random((samples, 1, 4, 4, 1)), jnp.float32)
     size = samples // (share.clients * share.local_steps)
@@ -70,7 +70,7 @@ def seen(share, samples, labels):
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_in_the_clients_orders_give_its_update(clients):
-    """With one label for all images, whose order is then of no effect."""
+    """All images have the same label, so the order of labels has no effect."""
     share = protocols.ClientShare(
         reference.sigmoid_mlp(), local_steps=2, local_epochs=3, learning_rate=0.5, momentum=0.5, clients=clients
     )

@@ -1,4 +1,4 @@
-"""The notebooks in `examples/` run from an empty folder, find what they say, and draw the pictures that they show."""
+"""The notebooks in `examples/` run from an empty folder, have their stated results, and draw the pictures they show."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ spec.loader.exec_module(notebooks)
 
 
 def shown(notebook):
-    """The pictures that a notebook's text shows."""
+    """The pictures that the text of a notebook shows."""
     return re.findall(r"^# !\[.+\]\((.+)\)$", notebook.read_text(), re.MULTILINE)
 
 
@@ -48,7 +48,7 @@ def test_cells_keep_their_lines_and_an_error_its_number(tmp_path):
 
 
 def ran(name, folder, monkeypatch):
-    """The names that a notebook leaves behind when it runs in an empty folder, where it draws all that it shows."""
+    """Run a notebook in an empty folder; returns the names that it defines, after a check that it drew its pictures."""
     monkeypatch.chdir(folder)
     names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
     assert all((folder / picture).is_file() for picture in shown(ROOT / "examples" / f"{name}.py"))
@@ -81,5 +81,5 @@ def test_an_attack_of_ones_own_runs_beside_published_ones(tmp_path, monkeypatch)
 def test_a_defense_is_chosen_by_what_it_leaves_to_who_knows_it(tmp_path, monkeypatch):
     names = ran("choose_a_defense", tmp_path, monkeypatch)
     soteria = names["curves"]["soteria"][0]
-    assert soteria["psnr_adaptive"] > soteria["psnr"] + 20  # hides from the surprised one only
+    assert soteria["psnr_adaptive"] > soteria["psnr"] + 20  # hides only from an attacker who does not know it
     assert names["leak"] == min(leak for leak, _ in names["affordable"]) < names["none"]

@@ -1,4 +1,4 @@
-"""Convolutions of our own, by Winograd, Fourier and patches: against XLA's, derived and batched in every way."""
+"""Our convolutions by Winograd, Fourier and patches against XLA's, with all derivatives and batched axes."""
 
 import functools
 
@@ -22,7 +22,7 @@ def _loss(form, x, kernel):
 
 
 def _matching(form, x, kernel, observed):
-    """The gradient of a gradient's distance: what every inversion computes."""
+    """The distance of a gradient to an observed one, as every inversion computes it."""
     simulated = jax.grad(functools.partial(_loss, form), argnums=1)(x, kernel)
     return jnp.sum((simulated - observed) ** 2)
 
@@ -34,7 +34,7 @@ def _assert_same(results):
 
 
 def _algorithms(x_shape, kernel_shape, **options):
-    """Whose primitives are in use."""
+    """The names of the algorithms that a convolution of these shapes uses."""
     jaxpr = jax.make_jaxpr(functools.partial(conv2d, **options))(jnp.zeros(x_shape), jnp.zeros(kernel_shape))
     return {name for name, primitive in PRIMITIVES.items() if primitive in str(jaxpr)}
 
@@ -105,7 +105,7 @@ def test_rounding_errors_are_those_of_the_plain_sum(form):
 
 @FAST
 def test_dark_parts_of_an_image_stay_dark(form):
-    # Rounding there would pass gradients through ReLUs that a plain sum keeps shut.
+    # Rounding errors in dark parts would open ReLUs that a plain sum keeps closed.
     kernel = reference.normal(*WINDOWS[form], 8, 6, seed=1)
     x = reference.normal(3, 9, 8, 8).at[:, :5].set(0).at[2].set(0)
 
@@ -148,7 +148,7 @@ def test_the_default_takes_an_algorithm_where_it_pays():
     assert _algorithms((1, 16, 16, 64), (3, 3, 64, 64)) == {"winograd"}
     assert _algorithms((40, 7, 7, 64), (5, 5, 64, 128)) == {"fourier"}
     assert _algorithms((16, 5, 5, 16), (3, 3, 16, 16)) == {"fourier"}
-    # Too few tiles, and one image pays for all spectra.
+    # Too few tiles: a single image would bear the cost of all spectra.
     assert _algorithms((1, 8, 8, 64), (3, 3, 64, 64)) == {"patches"}
     assert _algorithms((40, 14, 14, 1), (5, 5, 1, 64)) == {"patches"}  # too narrow
     assert _algorithms((16, 4, 4, 512), (3, 3, 512, 512)) == {"patches"}  # the spectra of the kernel are too large

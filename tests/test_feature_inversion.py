@@ -53,7 +53,7 @@ def invert(model, extractor):
     return run
 
 
-#: The solver has exactly one compiled program per options: tests share these.
+#: Options that the tests share, since the solver compiles one program per options.
 QUICK = FeatureInversionOptions(max_restarts=1)
 ONE_STEP = FeatureInversionOptions(max_steps=1, max_restarts=0)
 
@@ -77,7 +77,7 @@ def test_a_ridge_start_beats_grey_and_is_in_range(features, decoder, truth):
 
 
 def test_synthetic_images_are_as_often_dark_as_bright():
-    """A decoder that is fitted on images of one brightness would guess it everywhere."""
+    """A decoder fitted to images of one brightness would predict that brightness everywhere."""
     images = synthetic_slices(0, 4000, (8, 8, 1))
     for kind in (images[:2000], images[2000:]):
         assert kind.mean() == pytest.approx(0.5, abs=0.025)
@@ -109,7 +109,7 @@ def test_slices_come_back_from_ridge_and_from_grey(invert, features, truth, from
 
 
 def test_residuals_are_truthful_and_pixels_in_range(features, truth, invert, from_ridge):
-    # A start far outside the box, and a target that no image has, must not change either.
+    # Both properties must hold even for a start far outside the box and for a target that no image has.
     odd = invert(-features(truth), 5 * truth - 2, QUICK)
     for result, h in ((from_ridge, features(truth)), (odd, -features(truth))):
         assert result.x.min() >= 0
@@ -128,11 +128,11 @@ def test_no_step_raises_the_residual(invert, features, decoder, truth):
             result = invert(h, x, ONE_STEP)
             assert (result.residual <= before * (1 + 1e-6) + 1e-6).all()
             x, before = result.x, np.asarray(result.residual)
-    assert (result.steps <= 1).all()  # the truth itself needs none
+    assert (result.steps <= 1).all()  # a start at the truth needs no step
 
 
 def test_slices_do_not_depend_on_their_batch_mates(invert, features, decoder, truth, from_ridge):
-    # A slice in place keeps its key; its neighbours are other slices.
+    # The first slice keeps its place and its key, but its neighbours change.
     h = features(truth)
     others = h.at[1:].set(h[1:][::-1])
     result = invert(others, decode(decoder, others, SHAPE), QUICK)
@@ -206,20 +206,20 @@ def test_kicks_halve_with_every_second_restart_and_move_neighbours_together():
     np.testing.assert_allclose([kick.std() for kick in kicks], [0.03, 0.03, 0.015, 0.015, 0.0075], rtol=1e-4)
     for axis in (0, 1):
         assert np.abs(np.diff(kicks[0], axis=axis)).mean() < 0.5 * kicks[0].std()
-    assert np.abs(kicks[0][..., 0] - kicks[0][..., 1]).mean() > 0.5 * kicks[0].std()  # colours move on their own
-    small = (4, 4, 1)  # no larger than the noise that is drawn, which then is the kick
+    assert np.abs(kicks[0][..., 0] - kicks[0][..., 1]).mean() > 0.5 * kicks[0].std()  # colours move independently
+    small = (4, 4, 1)  # not larger than the drawn noise, which then is the kick itself
     noise = np.asarray(jax.random.normal(jax.random.key(0), small))
     np.testing.assert_allclose(
         _kick(jax.random.key(0), small, jnp.int32(0), 0.03), 0.03 * noise / noise.std(), atol=1e-6
     )
     table = np.asarray(_kick(jax.random.key(0), (400,), jnp.int32(0), 0.03))
-    assert np.abs(np.diff(table)).mean() > table.std()  # columns of a table are no neighbours
+    assert np.abs(np.diff(table)).mean() > table.std()  # columns of a table are independent
 
 
 def test_a_linear_network_is_inverted_in_few_steps_within_the_bounds():
-    """Conjugate gradients end after as many products as unknowns; pixels at a bound do not leave it."""
+    """Conjugate gradients end after as many products as unknowns, and pixels at a bound stay there."""
     scale = np.array([1.0, 0.7, 0.5, 0.4], np.float32)
-    h = scale * [[0.2, 0.9, 0.5, 0.4], [0.0, 1.0, 0.3, 0.6], [1.5, -0.5, 0.3, 0.6]]  # the last is of no image
+    h = scale * [[0.2, 0.9, 0.5, 0.4], [0.0, 1.0, 0.3, 0.6], [1.5, -0.5, 0.3, 0.6]]  # no image has the last features
     options = FeatureInversionOptions(max_restarts=0)
     keys = jax.random.split(jax.random.key(0), 3)
     start = jnp.full((3, 4), 0.5)
@@ -230,7 +230,7 @@ def test_a_linear_network_is_inverted_in_few_steps_within_the_bounds():
     assert (found.restarts[:2] == 0).all()
     outside = np.hypot(0.5, 0.7 * 0.5) / np.linalg.norm(h[2])
     assert found.residual[2] == pytest.approx(outside, rel=1e-4)
-    # Without any restart that step is the last which is tried six times.
+    # Without restarts, the last step is tried six times.
     assert (found.steps[2], found.restarts[2]) == (found.steps[2].clip(6, 9), 0)
 
 
@@ -255,13 +255,13 @@ def test_first_guesses_have_the_contrast_of_the_bounds(monkeypatch):
     for bounds, found in (((-2.0, 3.0), h), (None, h.clip(0, 1)), ((-np.inf, np.inf), h)):
         inverter = SliceInverter(identity, {"extractor": {}}, options=FeatureInversionOptions(bounds=bounds))
         np.testing.assert_allclose(inverter(h, np.arange(1)).x, found, atol=1e-3)
-        mean[bounds] = inverter._decoders[0][2]  # of the slices that the decoder was fitted to
+        mean[bounds] = inverter._decoders[0][2]  # mean of the slices to which the decoder was fitted
     np.testing.assert_allclose(mean[-2.0, 3.0], -2 + 5 * mean[None], atol=1e-5)
     np.testing.assert_array_equal(mean[-np.inf, np.inf], mean[None])
 
 
 class TestSlices:
-    """Step III for whole samples, where features are the data: nothing is solved, and only chunks are left."""
+    """Step III for models whose features are the data: nothing is solved, and only the chunks are processed."""
 
     MODEL = models.all_dense((3,), parties=2, num_classes=2, width=2)
 
@@ -303,7 +303,7 @@ class TestSlices:
 
 @pytest.mark.parametrize("exponent", [0.8, 1.8])
 def test_noise_of_synthetic_images_falls_with_the_frequency(exponent):
-    """Of a power of 1/f^2a, without the window that a crop is, every octave has 4^-a of the one below."""
+    """The power falls as 1/f^2a with the frequency f, so each octave has 4^-a of the power of the octave below."""
     rng = np.random.default_rng(0)
     images = _pink(rng, 300, (32, 32, 1), exponent)[..., 0]
     assert images.shape == (300, 32, 32)
@@ -321,5 +321,5 @@ def test_colours_vary_mostly_together():
     np.testing.assert_array_equal(_correlate_colours(rng, grey), grey)
     found = _correlate_colours(rng, rng.standard_normal((200, 8, 8, 3))).reshape(-1, 3)
     sums, contrasts = found.sum(axis=1), found - found.mean(axis=1, keepdims=True)
-    assert sums.std() == pytest.approx(np.sqrt(3), rel=0.05)  # of luminance, one per channel over the root of three
+    assert sums.std() == pytest.approx(np.sqrt(3), rel=0.05)  # luminance over sqrt(3) per channel
     assert 0.05 < contrasts.std() < 0.25

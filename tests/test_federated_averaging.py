@@ -1,4 +1,4 @@
-"""FedAvg: against a loop that anyone can check, and what depends on what."""
+"""FedAvg against a simple loop, and the dependence of its results on keys, clients and defenses."""
 
 import functools
 
@@ -45,7 +45,7 @@ def _normalised():
 
 
 def _slow(model, variables, parts, samples, *, steps, rate, rounds, shares):
-    """Every client takes its whole data in every step, so that no draw matters."""
+    """A slow reference in which every client uses all its data in every step, so that no random draw matters."""
 
     @jax.jit
     def gradient(mine, x, y):
@@ -83,7 +83,7 @@ def test_agrees_with_a_slow_loop(build, samples):
 
 def test_samples_weigh_clients_by_what_they_hold(samples):
     model, parts = _mlp(), [np.arange(0, 2), np.arange(2, 12)]
-    # Ten draws are the larger client once and the smaller five times: a step sees the client's mean loss.
+    # Ten draws cover the larger client once and the smaller five times, so a step has the client's mean loss.
     federation = protocols.federated_averaging(model, parts, batch_size=10, learning_rate=0.5, weighting="samples")
     start = federation.init(jax.random.key(0))
     end = federation.run(jax.random.key(1), start, samples, 1)
@@ -152,7 +152,7 @@ def test_defenses_act_at_their_place(place, samples, undefended):
     ends = [run.variables["params"] for run in runs]
     pairs = list(zip(*map(jax.tree.leaves, ends), strict=True))
     assert all(np.array_equal(b, c) for _, b, c in pairs)
-    if place == "client_payloads":  # noise of the clients cancels in the average
+    if place == "client_payloads":  # the clients' noise cancels in the average
         assert all(np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
     else:
         assert any(not np.allclose(a, b, atol=1e-4) for a, b, _ in pairs)
@@ -166,7 +166,7 @@ def test_a_defense_with_memory_is_refused_where_no_client_keeps_it(samples, plac
 
 
 def test_clients_keep_what_error_feedback_left_out(samples):
-    """Against a loop: whole batches, so that no draw matters, and everyone in every round."""
+    """The result equals that of a loop with whole batches (so that no draw matters) and all clients in every round."""
     model, rate, percent = _mlp(), 0.1, 30
     federation = protocols.federated_averaging(
         model, TWO, batch_size=6, learning_rate=rate, defense=defenses.sparsify(percent, error_feedback=True)
@@ -193,7 +193,7 @@ def test_clients_keep_what_error_feedback_left_out(samples):
 
 
 def test_a_client_that_is_drawn_keeps_its_own_rest():
-    """Every client has one image, with a single pixel of its own, which alone its rest can be of."""
+    """Every client has one image with its own single pixel, so its residual can concern only this pixel."""
     federation = protocols.federated_averaging(
         _mlp(), [np.array([client]) for client in range(3)], batch_size=1, clients_per_round=1, learning_rate=0.1,
         defense=defenses.sparsify(1.0, error_feedback=True),
@@ -250,7 +250,7 @@ def test_data_that_would_train_nothing_are_refused(samples, changed, message):
 
 
 def test_noise_that_cancels_needs_clients_that_weigh_alike():
-    """Weights that differ would leave a rest of it in the average."""
+    """Unequal weights would leave a part of the noise in the average."""
     noise = defenses.cancelling_noise(0.1, 2)
     for parts, weighting in (([2, 3], "uniform"), ([2, 2], "samples"), ([1, 1], "uniform")):
         own = [np.arange(size) for size in parts]
@@ -262,7 +262,7 @@ def test_noise_that_cancels_needs_clients_that_weigh_alike():
 
 
 def test_examples_are_defended_in_every_local_step(samples):
-    """Two steps on the one sample, whose gradient is clipped in both and hardly turns in between."""
+    """Two steps use the same sample; its gradient is clipped in both and hardly changes direction in between."""
     federation = protocols.federated_averaging(
         _mlp(), [np.arange(1)], batch_size=1, local_steps=2, learning_rate=0.5, defense=defenses.dp_sgd(1e-3, 0.0)
     )
@@ -276,7 +276,7 @@ def test_examples_are_defended_in_every_local_step(samples):
     ("clients", "steps", "rounds", "deviation"), [(1, 2, 1, 2**0.5), (1, 1, 2, 2**0.5), (2, 1, 1, 0.5**0.5)]
 )
 def test_noise_is_drawn_anew_in_every_step_and_round_and_by_every_client(samples, clients, steps, rounds, deviation):
-    """Noise of deviation 1 on gradients that are clipped to next to nothing; the same twice would not average."""
+    """Noise of deviation 1 is added to gradients clipped to almost zero; repeated noise would not average out."""
     federation = protocols.federated_averaging(
         _mlp(), [np.arange(1)] * clients, batch_size=1, local_steps=steps, learning_rate=1.0,
         defense=defenses.dp_sgd(1e-6, 1e6),

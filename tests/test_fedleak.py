@@ -52,7 +52,7 @@ def _without_lpips(*_):
 
 @pytest.fixture(autouse=True)
 def no_lpips(monkeypatch):
-    """Whatever is installed here."""
+    """LPIPS is unavailable, whether or not its package is installed."""
     monkeypatch.setattr(metrics, "lpips", _without_lpips)
 
 
@@ -95,7 +95,7 @@ def test_cells_ask_for_what_is_printed():
     assert case("table17/alpha0").tv == 0
     assert case("table17/alpha1e-4").tv == pytest.approx(10 * case("table17/alpha1e-5").tv)
     (printed,) = (p for p in _all(replace(EVERYTHING, fedleak="fedleak_paper")) if p.id == "table17/alpha1e-4")
-    assert printed.jobs[0].case.tv == 1e-4  # a sum, as in the paper
+    assert printed.jobs[0].case.tv == 1e-4  # TV as a sum, as in the paper
     assert "mean TV" not in printed.note
     assert case("table18/beta0.01").activation_penalty == 0.01
     assert case("table19/without-cos").terms == ("relative_l1",)
@@ -168,7 +168,7 @@ def test_a_cell_over_several_rounds_is_their_mean():
     assert mean.note.endswith("round 2000; round 4000; mean over 3 rounds")
     assert over_rounds(same[:1]) is same[0]
     labels = [next(cells("table14", replace(EVERYTHING, attack_round=training))) for training in rounds]
-    assert over_rounds(labels).jobs == labels[0].jobs  # always of random weights
+    assert over_rounds(labels).jobs == labels[0].jobs  # always with random weights
 
 
 TINY = {"model": "mlp", "batch_size": 2, "iterations": 2, "only": "lambda0.1", "table": ("table16",)}
@@ -232,7 +232,7 @@ def test_the_demo_shows_fedleak_beside_its_baselines(tmp_path, monkeypatch, caps
     report = (tmp_path / "report.md").read_text()
     for figure in ("contact_sheet", "distance"):
         assert (tmp_path / "figures" / f"{figure}.png").exists()
-        assert f"](figures/{figure}.png)" in report.replace(f"![{figure}.png]", "")  # with a caption of its own
+        assert f"](figures/{figure}.png)" in report.replace(f"![{figure}.png]", "")  # with its own caption
     assert report.splitlines()[2].startswith("**FedLeak (our settings) reconstructs 4 images")
     assert "python -m experiments.fedleak --iterations 2" in report
     assert "iDLG" in capsys.readouterr().out
@@ -282,7 +282,7 @@ def test_seconds_of_an_attack_by_hand(monkeypatch, change, expected):
 
 
 def test_a_forward_pass_is_counted_in_operations_and_entries():
-    """Three dense layers of 256, 128 and 10 units on 64 pixels: two operations a weight, and little else."""
+    """Three dense layers of 256, 128 and 10 units on 64 pixels need two operations per weight, and little else."""
     case = Case(data="digits", model="mlp")
     weights = 64 * 256 + 256 * 128 + 128 * 10
     assert _cost.parameter_count(case) == weights + 256 + 128 + 10
@@ -331,9 +331,9 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
     variables, reached = trained(case, training, 0, tmp_path)
     pool = {image.tobytes() for image in data.load(case.data, case.taken, 0).x}
     assert pool == {image.tobytes() for image in np.asarray(victim(case, 0).private.x[:, 0])}
-    assert len(pool) == 400  # so that none is counted twice
+    assert len(pool) == 400  # all are different
     (samples,) = used
-    assert len(samples) == 1118  # of 1,797 digits, without the pool and without a fifth of the others for the test
+    assert len(samples) == 1118  # 1,797 digits without the pool of 400, and without a fifth of the rest for the test
     assert not pool & {image.tobytes() for image in samples}
     assert reached["test_accuracy"] > 0.5
     again, reached_again = trained(case, training, 0, tmp_path)
@@ -347,7 +347,7 @@ def test_warm_weights_see_none_of_the_clients_samples_and_are_kept(tmp_path, mon
 
 @pytest.mark.slow
 def test_weights_are_trained_anew_where_other_samples_have_the_name(tmp_path):
-    """The samples that old weights were trained on may be the victim's by now."""
+    """The training samples of old weights may now belong to the victim."""
     case = Case(data=f"npz:{tmp_path / 'd.npz'}", model="mlp", pool=8, attacked_round=1)
     of_seed, utilities = (
         [],
@@ -386,7 +386,7 @@ def test_samples_of_a_client_are_those_of_the_partition_by_name():
     assert held("dirichlet") == held("dirichlet:0.5") in [part.tolist() for part in parts]
     assert held("dirichlet:50") not in [part.tolist() for part in parts]
     of_x = data.feature_skew(3, digits.x, 7)
-    groups = {0: of_x[:2], 1: of_x[2:3], 2: of_x[3:5], 3: of_x[5:6], 4: of_x[6:]}  # floor(5 k / 7) of client k
+    groups = {0: of_x[:2], 1: of_x[2:3], 2: of_x[3:5], 3: of_x[5:6], 4: of_x[6:]}  # client k is in group floor(5 k / 7)
     for group, its in groups.items():
         found = [held(f"feature_skew:{group}", seed=3)]
         assert all(part in [own.tolist() for own in its] for part in found)

@@ -1,4 +1,4 @@
-"""The measurements behind FedLeak's theory, against slower ways to get the same numbers."""
+"""The measurements behind FedLeak's theory, against slower computations of the same numbers."""
 
 import functools
 import types
@@ -62,7 +62,7 @@ def test_label_rules_are_scored_among_classes_that_the_data_do_not_have():
         "longest_column",
         "counting_rule",
     }
-    assert 10 / 16 < scores["distinct"] < 1  # more labels than digits have, and a repeat
+    assert 10 / 16 < scores["distinct"] < 1  # there are labels that no digit has, and repeated labels
     assert scores["bias_rule"] > 0.9 > scores["random"]
 
 
@@ -100,7 +100,7 @@ def test_sign_noise_is_the_distance_of_gradients_at_noisy_truths(monkeypatch):
 
 
 def test_steepness_is_the_step_that_would_lead_no_further_from_the_truth(monkeypatch):
-    """||x' - eta d - x|| equals ||x' - x|| at eta = 2 <x' - x, d> / ||d||^2; d by finite differences' own gradient."""
+    """||x' - eta d - x|| equals ||x' - x|| at eta = 2 <x' - x, d> / ||d||^2, with a separately computed gradient d."""
     monkeypatch.setattr(diagnostics.audit, "invert", _first_iterates)
     case = replace(MLP, attack="idlg", activation="sigmoid", optimizer="adam", iterations=2)
     path = diagnostics.path_steepness(case, 0, every=1)
@@ -130,7 +130,7 @@ def _starts(exact):
 
 
 def _first_iterates(engine, observation, template, *, callbacks, **options):
-    """In place of an attack: shows two iterates, of which the second leaves the box."""
+    """A stub of an attack that passes two iterates to the callback; the second leaves the box."""
     exact = np.asarray(data.load("digits", 1, 0).x)
     for done, x in enumerate(_starts(exact), start=1):
         attack = types.SimpleNamespace(variables={"x": jnp.asarray(x)})
@@ -148,7 +148,7 @@ def test_ratios_are_summarised_by_rank():
 
 
 def test_descent_on_a_parabola_is_that_of_the_papers_example():
-    """Its Appendix D: from 0.5 the gradients 1 and -1 blend to 0.4 at lambda' = 0.3, and plain descent oscillates."""
+    """In Appendix D, the gradients 1 and -1 blend to 0.4 from 0.5 at lambda' = 0.3, and plain descent oscillates."""
     plain = Case(iterations=3, step_size=1.0)
     paths = [
         diagnostics.parabola_path(case)
@@ -162,6 +162,6 @@ def test_descent_on_a_parabola_is_that_of_the_papers_example():
 def test_a_curve_has_settled_where_nothing_behind_lies_above():
     assert diagnostics.settled_after(np.array([10.0, 5.0, 0.1, 0.0, 0.6, 0.2, 0.0])) == 5
     assert diagnostics.settled_after(np.array([1.0, 1.0])) == 0
-    # Above its end by just the share of its fall is settled; a curve that rose has fallen by nothing.
+    # A curve has settled when it is above its end by at most the share of its fall; a rising curve has no fall.
     assert diagnostics.settled_after(np.array([8.0, 3.0, 2.0, 0.0]), share=0.25) == 2
     assert diagnostics.settled_after(np.array([0.0, 3.0, 2.0])) == 2

@@ -1,4 +1,4 @@
-"""Figures of the pages show what is stored."""
+"""Figures of the pages show the stored results."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from jaxleak.study import plots
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Draw the figure of a name from its stored results; returns these and the figure."""
+    """A function that draws a named figure from its stored results; it returns these and the figure."""
 
     def draw(name):
         kept, (function, results) = [], figures.DRAWN[name]
@@ -93,7 +93,7 @@ def test_cases_count_as_certified_where_the_verdict_says_so(drawn):
     certified, not_certified = (bars.patches for bars in figure.axes[0].containers)
     cases = stored["metrics"]["by_case"].values()
     similar = {case["psnr"]: case["ssim"] for case in cases}
-    # As the page says: sixteen cases, in each of which the images are right; of one image that is right there is none.
+    # As the page says: sixteen certified cases, all with the right images, and one right image without a certificate.
     assert len(certified) == 16
     assert min(similar[bar.get_width()] for bar in certified) >= 0.955
     missed = [
@@ -140,8 +140,8 @@ def test_the_descents_of_cafe_are_those_of_the_ledger(drawn):
         assert solved == [entries[f"table2/cafe/{data}", "ours", ""].value]
         assert paper == [entry.paper for entry in found]
         assert here == [entry.value for entry in found]
-        assert all("200 iterations" in e.differs and "N 80 for 800" in e.differs for e in found)  # as the legend says
-        assert max(here) == here[0]  # CAFE leads, as the title says
+        assert all("200 iterations" in e.differs and "N 80 for 800" in e.differs for e in found)  # as in the legend
+        assert max(here) == here[0]  # CAFE is best, as in the title
 
 
 def test_the_basins_of_all_stored_runs_are_shown_in_order(drawn):
@@ -291,5 +291,5 @@ def test_the_printed_descent_ends_at_the_number_of_the_ledger(drawn):
     values = [entry.seeds[run["job"]["seed"]] for entry, run in zip(of_run, runs, strict=True)]
     assert ends == pytest.approx(values, abs=1e-3)
     losses = [line.get_ydata() for line in figure.axes[0].lines]
-    assert all(len(loss) == 10 for loss in losses)  # a tenth of Step II each, and none of Step I
+    assert all(len(loss) == 10 for loss in losses)  # one point per tenth of Step II, and none of Step I
     assert losses[0][-1] > min(losses[0])

@@ -33,7 +33,7 @@ def test_four_clients_of_pytorch_are_recorded_audited_and_reported_by_one_script
     assert json.loads((tmp_path / "audit" / "results.json").read_text())["metrics"]["verdict"] == "leaks"
     from sklearn.datasets import load_digits
 
-    # Which of the clients was audited is not known by a node's number: its digits are those of one of them.
+    # The number of a node does not tell which client was audited, but its digits belong to one of them.
     found = np.load(tmp_path / "audit" / "reconstruction.npz")["x"]
     digits = load_digits().images[: 4 * 2].reshape(4, 2, 8, 8, 1) / 16
     scores = [metrics.psnr(own[metrics.match_one_to_one(found, own)], found).mean() for own in digits]

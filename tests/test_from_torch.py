@@ -1,4 +1,4 @@
-"""PyTorch's modules as classifiers: against PyTorch itself, and against the built-in networks with the same weights."""
+"""PyTorch's modules as classifiers, compared with PyTorch itself and with built-in networks of equal weights."""
 
 import sys
 import warnings
@@ -31,7 +31,7 @@ nn, F = torch.nn, torch.nn.functional
 
 
 class Block(nn.Module):
-    """A basic block of a residual network, with a change in place."""
+    """A basic block of a residual network, with an in-place operation."""
 
     def __init__(self, before, after, stride):
         super().__init__()
@@ -62,7 +62,7 @@ class ResNet(nn.Module):
 
 
 class Tutorial(nn.Module):
-    """Two convolutions, pooling, two dense layers."""
+    """A network of two convolutions, pooling, and two dense layers, as in tutorials."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()
@@ -75,7 +75,7 @@ class Tutorial(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Operators of MobileNet, DenseNet, EfficientNet, ConvNeXt, a vision transformer."""
+    """A network with operators of MobileNet, DenseNet, EfficientNet, ConvNeXt and a vision transformer."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ def test_a_residual_network_has_pytorchs_logits_gradients_and_statistics(resnets
 
 
 def test_a_residual_network_is_its_built_in_twin(resnets):
-    """With the same weights: logits, activations, rows, kinks, statistics, second derivatives."""
+    """With equal weights, logits, activations, rows, kinks, statistics and second derivatives are equal."""
     _, model, variables = resnets
     twin = models.build("resnet10", IMAGE, CLASSES, blocks=(1, 1), width=4)
     shapes = jax.eval_shape(twin.init, jax.random.key(0))
@@ -152,7 +152,7 @@ def test_a_residual_network_is_its_built_in_twin(resnets):
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
     def matched(model, variables, x):
-        """How far the gradient is from a fixed direction: its derivative by the image is a second derivative."""
+        """A function of the gradient; its derivative by the image is a second derivative of the network."""
         y = jnp.arange(2)
 
         def loss(params):
@@ -175,7 +175,7 @@ def test_operators_of_other_networks_are_pytorchs(mode):
 
 
 class UNet(nn.Module):
-    """One stage down and up again, with a connection over it, and a head that reads the mean over the pixels."""
+    """A U-Net with one stage down and up, a skip connection, and a head on the mean over the pixels."""
 
     def __init__(self, up, norm):
         super().__init__()
@@ -214,7 +214,7 @@ def test_a_u_net_is_taken_in_and_what_makes_images_larger_is_no_kink(up, norm):
 
 @pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, 0), (4, 2, 1)])
 def test_what_a_transposed_convolution_reads_explains_its_gradient(size, stride, padding):
-    """The gradient lies in the span of the rows, which are fewer than they are long."""
+    """The gradient lies in the span of the layer's input rows, and these are fewer than their length."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 1),
@@ -258,7 +258,7 @@ def test_an_exported_program_in_training_mode_is_trained():
 
 
 class Fixed(nn.Module):
-    """A normalisation that is not trained, as detection networks have it, and a choice of channels."""
+    """A network with a fixed normalisation, as in detection networks, and a choice of channels."""
 
     def __init__(self):
         super().__init__()
@@ -306,7 +306,7 @@ def test_changes_in_place_reach_what_they_are_a_part_of():
 
 
 def test_labels_and_an_attack_need_nothing_but_pytorchs_own_gradient():
-    """Its names and layouts as they are; the distance falls, and the label is read off the head."""
+    """PyTorch's names and layouts are used unchanged; the distance falls, and the label follows from the head."""
     torch.manual_seed(1)
     net = Tutorial()
     x, _ = images(1)
@@ -377,7 +377,7 @@ def test_a_network_of_rows_is_told_to_flatten_its_images(shape):
     with pytest.raises(ValueError, match=r"must flatten them itself\. Wrap it as nn.Sequential\(nn.Flatten\(\), net\)"):
         models.from_torch(rows, image_shape=shape)
     models.from_torch(nn.Sequential(nn.Flatten(), rows), image_shape=shape)
-    # Images of another size are another mistake.
+    # Images of another size are a different mistake.
     for net in (rows, nn.Sequential(nn.Flatten(), rows)):
         with pytest.raises(ValueError, match="PyTorch cannot export") as refused:
             models.from_torch(net, image_shape=(1, 1, 5))
@@ -425,7 +425,7 @@ def test_layers_and_programs_without_a_rule_are_named(monkeypatch):
 
 
 class Tied(nn.Module):
-    """Two layers that share their weight, as an embedding and a head of a language model do, and not their bias."""
+    """Two layers that share their weight, as an embedding and a language model's head do, but not their bias."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a client says it did not train is compared with what it sent."""
+"""Layers that a client states as frozen are compared with its upload."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxleak.audit._checks.frozen import check_frozen
 
 @pytest.fixture(scope="module")
 def client(perceptron):
-    """Names of the arrays, the weights before and after a step of the head alone, and the gradient of everything."""
+    """The weights before, the named weights after a step of only the head, and the full named gradient."""
     _, variables, _, gradient = perceptron
     before, slope = named_leaves(variables["params"]), named_leaves(gradient)
     after = {name: leaf - 0.1 * slope[name] * name.startswith("head") for name, leaf in before.items()}
@@ -61,7 +61,7 @@ def test_frozen_weights_are_those_before_the_step_however_they_were_saved(client
 
 
 def test_an_audit_refuses_what_a_frozen_layer_would_hide(perceptron):
-    """The attacker has the whole file; an audit of the other layers alone would say that less leaks."""
+    """The attacker has the whole file, so an audit of only the other layers would underestimate the leak."""
     model, variables, _, gradient = perceptron
     verdict = audit.update(model, variables, gradient, batch_size=1, frozen=("dense_0",))
     assert verdict.verdict == "inputs inconsistent"

@@ -78,7 +78,7 @@ def changed(settings, changes):
     batch_size=st.integers(-1, 3),
 )
 def test_settings_and_payloads(changes, payload, batch_size):
-    """The first step on a payload that may be damaged, as far as shapes go: no program is compiled."""
+    """Trace the first step by shapes, on a payload that may be damaged; no program is compiled."""
     shown = {
         "whole": VARIABLES["params"],
         "nan": jax.tree.map(lambda leaf: leaf * np.nan, VARIABLES["params"]),
@@ -108,7 +108,7 @@ OPTIMIZERS = {"adam": optax.adam(0.1), "lbfgs": optax.lbfgs(), "huge": optax.sgd
 
 
 def _two_steps(preset, optimizer, changes, restarts, damaged):
-    """Really run: what is computed may be bad, and then the attack freezes or says so; it never fails half-way."""
+    """Run two steps. On bad numbers the attack stops moving or raises a clear error; it never fails half-way."""
     shown = jax.tree.map(lambda leaf: leaf * (np.inf if damaged else 1), VARIABLES["params"])
 
     def attempt():
@@ -149,7 +149,7 @@ def test_many_two_steps(preset, optimizer, changes, restarts, damaged):
     _two_steps(preset, optimizer, changes, restarts, damaged)
 
 
-#: Every constructor of a defense, of two numbers.
+#: Every constructor of a defense, as a function of two numbers.
 DEFENSES = {
     "adaptive_dp_sgd": lambda a, b: defenses.adaptive_dp_sgd(a, b),
     "cancelling_noise": lambda a, b: defenses.cancelling_noise(a, b),
@@ -197,7 +197,7 @@ def test_every_defense_is_among_them():
     place=st.none() | NAMES | st.sampled_from([*defenses.HORIZONTAL_PLACES, *defenses.SPLIT_PLACES]),
 )
 def test_defenses(names, first, second, place):
-    """Built, chained, moved to another place, and shown one round of a client, as far as shapes go."""
+    """Build, chain and move defenses to another place, and trace one round of a client by shapes."""
 
     def attempt():
         members = [DEFENSES[name](first, second) for name in names]

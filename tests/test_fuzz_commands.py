@@ -72,7 +72,7 @@ VERTICAL_STUDY = {
 
 
 def vertical_args(changes, **more):
-    """The options of the vertical study, most of which are those of its set-up."""
+    """The options of the vertical study with these changes; most belong to its set-up."""
     own = {field.name for field in dataclasses.fields(vflrecon.Args)}
     setup = SplitSetup(**{name: value for name, value in changes.items() if name not in own})
     changes = {name: value for name, value in changes.items() if name in own}
@@ -82,7 +82,7 @@ def vertical_args(changes, **more):
 @fuzz(12, 60)
 @given(changes=few(VERTICAL_STUDY))
 def test_options_of_the_vertical_study(changes):
-    """As far as the data: nothing is trained."""
+    """The study runs until the data are loaded; nothing is trained."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vfl_study, "_study", lambda *_: {})
         args = vertical_args(changes, out=Path(folder) / "out")
@@ -172,7 +172,7 @@ def test_cases_of_the_command(case):
     )
 )
 def test_options_of_a_study(given_sizes):
-    """Everything before the work begins; the work itself is replaced."""
+    """The study runs its checks; a stub replaces the work itself."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(cafe_run.exact, "run", lambda *_: {"psnr_mean": 30.0, "rounds_observed": 3.0})
         options = cafe_scale.Args(**{"data": "digits", **given_sizes}, out=Path(folder) / "out", preset="mnist")
@@ -180,7 +180,7 @@ def test_options_of_a_study(given_sizes):
             clear("studies", lambda: cafe_scale.main(options))
 
 
-#: Values of an option by the type that it has; commands check names again, since they are called from Python too.
+#: Values of an option by type. Commands also check names, since they can be called from Python.
 VALUES = {
     int: INTEGERS,
     float: FLOATS,
@@ -216,14 +216,14 @@ def _options(args):
 
 
 class BegunError(ValueError):
-    """The command has been through its checks and opens its run folder."""
+    """Raised when a command has passed its checks and opens its run folder."""
 
 
 def _begin(*_, **__):
     raise BegunError("begun")
 
 
-#: Where the commands open their run folders, when not in the command's own module, which answers `--help` quickly.
+#: Modules in which commands open their run folders, if not in the command's own module (kept light for `--help`).
 FOLDERS = {"cafe_scale": cafe_run, "invert": invert_run, "mistakes": mistakes_study, "vflrecon": vfl_study}
 COMMANDS = {
     study: importlib.import_module(f"experiments.{study}")
@@ -237,7 +237,7 @@ COMMANDS = {
 @fuzz(60, 1500)
 @given(data=st.data(), study=st.sampled_from(sorted(COMMANDS)))
 def test_options_of_every_command(data, study):
-    """Everything before the run folder is opened."""
+    """The command runs until it opens its run folder."""
     module = COMMANDS[study]
     changes = data.draw(few(_options(module.Args)))
     if study == "invert":
@@ -254,7 +254,7 @@ def test_options_of_every_command(data, study):
 @fuzz(40, 400)
 @given(changes=few(_options(reproduce.Args)))
 def test_options_of_the_ledger(changes):
-    """Everything before a study is made; no page is written."""
+    """The command runs until it makes a study; no page is written."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setattr(reproduce, "study_of", _begin)
         patch.setattr(reproduce, "module_at", _begin)

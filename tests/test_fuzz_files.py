@@ -21,7 +21,7 @@ from jaxleak._tree import named_leaves
 
 
 class Bait:
-    """Would make a file if it were unpickled."""
+    """An object that creates a file if it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -47,7 +47,7 @@ ARRAYS = st.sampled_from(
         np.array(["2020-01-01"], "M8[D]"),
     ]
 )
-#: Overwritten with null bytes, which end a name: `zipfile` reads it as empty but refuses to write it.
+#: Placeholder of a file name, later overwritten with null bytes: `zipfile` reads an empty name but cannot write one.
 NAMELESS = "nameless"
 DAMAGE = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6)
 
@@ -60,7 +60,7 @@ def _damaged(content, damage, cut):
 
 
 def _huge_member(shape):
-    """An npy file whose header promises more than any memory holds."""
+    """An npy file with a header that claims more data than any memory holds."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return file.getvalue()

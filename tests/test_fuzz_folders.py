@@ -29,7 +29,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=8,
 )
-#: What each file holds in a good folder is among what it may hold in a bad one.
+#: Contents of files in a good folder; a bad folder may also hold them.
 GOOD = [
     {"attack": 1.5},
     {"scores": {"psnr": 30.0}},
@@ -69,7 +69,7 @@ def _numbers(stored):
     limit=INTEGERS,
 )
 def test_run_folders(files, cell, images, fresh, limit):
-    """Every file of a run folder that a command reads, opened and gone on with as a command does."""
+    """Open a run folder with any contents of the files that a command reads, and continue as a command does."""
     with tempfile.TemporaryDirectory() as out:
         folder = Path(out)
         for name, content in files.items():
@@ -123,7 +123,7 @@ def two_checkpoints(tmp_path_factory):
     )
 )
 def test_checkpoints(two_checkpoints, changes):
-    """Any file of a checkpoint folder flipped, cut, deleted or replaced: one of the stored trees, or none, is there."""
+    """After any checkpoint file is flipped, cut, deleted or replaced, one of the stored trees or none is restored."""
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(out) / "checkpoints"
         shutil.copytree(two_checkpoints, folder, ignore=shutil.ignore_patterns(".lock*"))

@@ -1,4 +1,4 @@
-"""Step III's solver against slow references: one smoothed Gauss-Newton step, and what happens between the steps."""
+"""Step III's solver against slow references: one smoothed Gauss-Newton step, and the loop around the steps."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ STEP = jax.jit(feature_inversion._gauss_newton_step, static_argnums=(0, 5))
 
 
 def _features(weights, x, temperature):
-    """A ReLU layer; a temperature smooths it, and with it its derivative."""
+    """A ReLU layer; a temperature smooths the layer and its derivative."""
     z = x @ weights
     return jax.nn.relu(z) if temperature is None else temperature[:, None] * jax.nn.softplus(z / temperature[:, None])
 
 
 def _slow_step(weights, x, h, scale, options):
-    """Least squares over growing Krylov spaces, in double precision."""
+    """A slow reference for a step: least squares over growing Krylov spaces, in double precision."""
     z = x @ weights
     r = np.maximum(z, 0) - h
     loss = r @ r
@@ -57,7 +57,7 @@ def test_a_step_is_the_best_of_its_krylov_spaces(scale, options):
         )
         x = rng.uniform(-0.5, 1.5, PIXELS).clip(0, 1)
         h = np.maximum(rng.random(PIXELS) @ weights, 0) + (2.0 * (case % 3 == 2)) * rng.standard_normal(FEATURES)
-        if case == 0:  # the best point already: nothing improves
+        if case == 0:  # the start is optimal: nothing improves
             h = np.maximum(x @ weights, 0)
             h -= 1e-3 * (h == 0)
         expected = _slow_step(weights, x, h, scale, options)
@@ -71,7 +71,7 @@ def test_a_step_is_the_best_of_its_krylov_spaces(scale, options):
 
 
 def _slow_run(weights, h, start, key, options):
-    """What is done between the steps, which are the library's own."""
+    """A slow reference for the loop around the steps; the steps are the library's own."""
     size = np.linalg.norm(h)
     x = best = np.clip(start, 0, 1)
     least = np.linalg.norm(np.maximum(x @ weights, 0) - h) / size

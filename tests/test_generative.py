@@ -1,4 +1,4 @@
-"""Inversion through a generator of public data: its training, CMA-ES over its latents, and whose images it has seen."""
+"""Inversion through a generator of public data: training, CMA-ES over latents, and separation from private images."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def generator(digits):
-    """Trained on all digits but the first four."""
+    """A generator trained on all digits but the first four."""
     return client_updates.train_generator(
         jax.random.key(0), digits.x[4:], 12, epochs=10, batch_size=32, learning_rate=1e-2, kl=0.1, channels=4
     )
@@ -39,7 +39,7 @@ def generator(digits):
 
 @pytest.fixture(scope="module")
 def observed(digits):
-    """One gradient of one digit, what the server sees of it, and the model."""
+    """The model, the protocol, the server's observation of one digit's gradient, and the digit."""
     model = models.mlp(SHAPE, 10, widths=(16,), activation="sigmoid")
     private = Batch(jnp.asarray(digits.x[:1])[:, None], jnp.asarray(digits.y[:1], jnp.int32), jnp.arange(1))
     protocol = protocols.client(protocols.ClientShare(model), num_samples=1, batch_size=1)
@@ -81,7 +81,7 @@ def test_training_lowers_the_error_and_depends_on_the_key_alone(generator, digit
 
 @pytest.fixture(scope="module")
 def strict():
-    """A generator of noise whose codes are kept near the normal distribution: the quickest to train."""
+    """A generator of noise with codes kept near the normal distribution, chosen because it trains fastest."""
     images = np.random.default_rng(1).random((16, *SHAPE)).astype(np.float32)
     options = {"epochs": 20, "batch_size": 8, "channels": 2}
     return client_updates.train_generator(jax.random.key(0), images, 2, kl=30.0, **options)
@@ -139,7 +139,7 @@ def test_beyond_a_size_the_covariance_is_diagonal():
 
 @pytest.mark.parametrize(("size", "population", "members"), [(10, None, 10), (30, None, 14), (10, 3, 3)])
 def test_so_many_members_are_drawn_around_the_variables(size, population, members):
-    """4 + floor(3 ln n) of them, half a unit away on average; the objective says what of them is worth moving to."""
+    """By default 4 + floor(3 ln n) members are drawn with deviation 0.5, and the update lowers the objective."""
     optimizer, seen = client_updates.cma_es(population=population), []
 
     def value(v):
@@ -155,7 +155,7 @@ def test_so_many_members_are_drawn_around_the_variables(size, population, member
     jax.effects_barrier()
     drawn = np.stack(seen)
     assert drawn.shape == (members, size)
-    assert drawn.mean() == pytest.approx(3, abs=3 * 0.5 / drawn.size**0.5)  # not around where it was made
+    assert drawn.mean() == pytest.approx(3, abs=3 * 0.5 / drawn.size**0.5)  # around the current variables
     assert drawn.std() == pytest.approx(0.5, rel=3 / drawn.size**0.5)
     assert np.sum((start + updates) ** 2) < np.sum(start**2)
 
@@ -191,7 +191,7 @@ class TestPublicImages:
         case = Case(attack="ggl", data="digits", pool=64, public_data=f"npz:{tmp_path / 'copy.npz'}")
         private = {image.tobytes() for image in data.load("digits", 64, 3).x}
         public = public_data.public_images(case, 3, SHAPE)
-        assert 120 < len(public) <= 136  # a few others look like the clients'
+        assert 120 < len(public) <= 136  # a few others resemble the clients' images
         assert not private & {image.tobytes() for image in public}
 
     @pytest.mark.parametrize(("private", "public"), [(16, 32), (32, 16), (24, 16)])
@@ -213,7 +213,7 @@ class TestPublicImages:
         assert metrics.psnr(held_out, resized).min() > 15
 
     def test_resized_copies_in_another_file_are_dropped(self, photographs, tmp_path):
-        """Grey copies, in another order, and brought to the victim's size in another way than the folder's images."""
+        """The copies are grey, in another order, and resized in another way than the folder's images."""
         x = data.load(f"folder:{photographs}?size=48", None, 7).x
         np.savez(tmp_path / "copy.npz", x=x.mean(axis=-1, keepdims=True), y=np.zeros(len(x), int))
         case = Case(

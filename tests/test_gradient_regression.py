@@ -1,4 +1,4 @@
-"""A regression on cut gradients tells features that the attacker's own do not, and says so without the truth."""
+"""A regression on cut gradients finds features that the attacker's own do not predict, and shows it without truth."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxleak.attacks._vertical import gradient_regression
 
 
 def run(seed, samples=120, epochs=2, batch=8, secret=True):
-    """Observations of a run whose cut gradients point where the secret says, with lengths that fall over the epochs."""
+    """Observations of a run where the secret sets the direction of cut gradients; lengths fall over the epochs."""
     rng = np.random.default_rng(seed)
     own, features = rng.normal(size=(samples, 2)), rng.uniform(size=(samples, 1))
     index = np.concatenate([rng.permutation(samples) for _ in range(epochs)]).reshape(-1, batch)
@@ -25,7 +25,7 @@ def run(seed, samples=120, epochs=2, batch=8, secret=True):
 
 
 def alone(samples):
-    """What was fitted on the own features of so many records: an answer of ones."""
+    """A stub of a baseline fitted to own features of `samples` records; it always predicts ones."""
     return party_records.FeatureBaseline(lambda own: np.ones((len(own), 1)), "own", 1.0, np.ones(samples))
 
 
@@ -72,11 +72,11 @@ def test_gradients_are_read_if_they_tell_more_than_own_features(secret):
     assert errors[0] < 0.1 * errors[1] if secret else errors[0] == errors[1]
 
 
-# OpenBLAS may raise the flag on entries beside a small matrix, which it reads and does not use. No number is NaN.
+# OpenBLAS may raise the flag for entries next to a small matrix that it reads but does not use. No number is NaN.
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
 @pytest.mark.parametrize("gains", [True, False])
 def test_a_second_shadow_run_shows_what_was_learned_of_the_first_one_only(gains):
-    """The second run's steps come in another order, and its gradients may not say what those of the first one said."""
+    """The second run has its steps in another order, and its gradients may not follow the rule of the first run."""
     shadow, own, features = run(0)
     known = party_records.fit_feature_baseline(own, features)
     again = jax.tree.map(lambda leaf: leaf[14:4:-1], run(0, secret=gains)[0])
@@ -119,7 +119,7 @@ def _first(record):
 
 
 def test_the_first_epoch_of_the_shadow_run_is_read_and_the_first_visit_of_the_real_run(monkeypatch):
-    fitted, errors = [], {5: np.zeros(16), 2: np.tile([1.0, 3.0], 8)}  # by the width of what is read
+    fitted, errors = [], {5: np.zeros(16), 2: np.tile([1.0, 3.0], 8)}  # by the number of columns
 
     def fit(rows, target, *, again, seed):
         fitted.append((rows, target, seed))
@@ -144,7 +144,7 @@ def test_the_first_epoch_of_the_shadow_run_is_read_and_the_first_visit_of_the_re
 
 
 def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
-    """In two folds it would tell itself, and gradients would seem to tell what they do not."""
+    """A record in two folds would predict itself, and gradients would seem more informative than they are."""
     fitted = []
 
     def fit(rows, target, **_):
@@ -159,7 +159,7 @@ def test_a_record_that_was_drawn_twice_counts_once(monkeypatch):
 
 
 def test_a_record_that_the_first_epoch_left_out_is_not_read_in_a_later_one():
-    """Its gradient there is one of other parameters than those of all other rows."""
+    """In a later epoch, its gradient belongs to other parameters than those of all other rows."""
     index = np.array([[0, 1], [2, 3], [4, 0], [1, 2]])
     record = PartyRecord(jnp.ones((4, 2, 1)), None, None, None, None, None, jnp.ones((4, 2, 3)))
     seen = Observation(jnp.arange(4), index=jnp.asarray(index), party=record)

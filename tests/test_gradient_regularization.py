@@ -1,4 +1,4 @@
-"""The blend of two gradients: against a function where everything is known, and on a matching objective."""
+"""The blend of two gradients, on a function with known derivatives and on a matching objective."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxleak._base import Batch
 
 
 class TestGradientRegularization:
-    """On f(x) = sum a x^4, where everything is known."""
+    """Gradient regularization of f(x) = sum a x^4, with known derivatives."""
 
     a = np.array([1.0, -0.5, 2.0])
     x = np.array([0.7, -1.1, 0.4])
@@ -49,7 +49,7 @@ class TestGradientRegularization:
 
     @pytest.mark.parametrize("reselect", [False, True])
     def test_probe_keeps_the_first_choice_or_makes_its_own(self, reselect):
-        """The objective is the largest entry's square; of 3 and 2.9, probing down makes the second the largest."""
+        """The objective is the square of the largest entry; probing downhill from (3, 2.9) makes the second largest."""
 
         def largest(x, chosen):
             chosen = jnp.argmax(x) if chosen is None else chosen
@@ -73,7 +73,7 @@ class TestGradientRegularization:
         np.testing.assert_allclose(exact, 0.6 * 1e-5 * hessian * p / np.linalg.norm(p), rtol=1e-6)
 
     def test_exact_product_of_a_matching_objective(self):
-        """Gradients of gradients of a network: one more derivative through them is what a small probe finds."""
+        """For gradient matching, a small probe and one more exact derivative give the same direction."""
         with jax.enable_x64(True):
             model = models.mlp((3, 3, 1), 2, widths=(5,), activation="sigmoid", init="wide_uniform")
             variables = jax.tree.map(jnp.float64, reference.drawn(model))
@@ -94,7 +94,7 @@ class TestGradientRegularization:
                 ]
 
             plain, *probed = (np.asarray(d).ravel() for d in directions(x))
-        # What regularization adds to the gradient, per unit of length.
+        # The term that regularization adds to the gradient, per unit of length.
         finite, exact = ((d - plain) / 1e-5 for d in probed)
         assert exact @ finite / np.linalg.norm(exact) / np.linalg.norm(finite) > 0.999
         np.testing.assert_allclose(finite, exact, rtol=1e-2, atol=1e-3 * np.abs(exact).max())

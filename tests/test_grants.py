@@ -1,4 +1,4 @@
-"""What each attack is granted by default, written down; one field more has to be put into a table here first."""
+"""Tables of the fields that each attack is granted by default; a further field must first be added here."""
 
 import importlib
 from dataclasses import replace
@@ -21,13 +21,13 @@ from jaxleak.study.rounds._exact import audit as cafe_audit
 from jaxleak.study.updates import ATTACKS, CLOSED_FORM, Case, observe, resolved, victim
 from jaxleak.threats import Threat
 
-#: The server of gradient inversion sees the model and one upload. Exceptions are named, attack by attack.
+#: Threat of gradient inversion: the server sees the model and one upload. `GRANTED_MORE` lists the exceptions.
 INVERSION = Threat(index=False, labels=False, statistics=False, running_statistics=False, payload=None, party=None)
 GRANTED_MORE = {"fedleak_upstream": {"labels": True}}
-#: Attacks that read a few layers of the upload; the rest is withheld from them. All others see the whole upload.
+#: Attacks that see only a few layers of the upload. All others see the whole upload.
 READ_A_PART = {"row_space"}
 
-#: Of an `Observation`, what is not None under each threat of the module.
+#: Fields of an `Observation` that are not None, by threat of the module.
 SEEN = {
     "HONEST_BUT_CURIOUS_SERVER": {"round", "params", "payload", "index"},
     "BIAS_GRADIENT_ONLY": {"round", "params", "payload", "index"},
@@ -52,7 +52,7 @@ def test_an_inversion_is_granted_no_more_than_the_table_says(attack):
     expected = INVERSION._replace(**GRANTED_MORE.get(attack, {}))
     case = Case(attack=attack, model="mlp", data="digits", pool=2)
     assert resolved(case).threat == expected
-    # What is asked for by name is granted, and nothing beside it.
+    # Grants that are requested by name are given, and nothing else.
     assert resolved(replace(case, batch_norm="eval")).threat == expected._replace(running_statistics=True)
     if attack not in CLOSED_FORM:
         assert resolved(replace(case, labels="given")).threat == expected._replace(labels=True)
@@ -78,7 +78,7 @@ def test_statistics_are_seen_where_they_were_asked_for():
 
 
 def audited(monkeypatch, truth):
-    """What `jaxleak audit` hands to the stages that attack, and what it was given."""
+    """The case that `jaxleak audit` passes to the attacking stages, and the inputs of the audit."""
     stages = importlib.import_module("jaxleak.audit._verdict.update")
     model = models.mlp((4, 4, 1), 3, widths=(8,))
     variables = reference.drawn(model)
@@ -101,7 +101,7 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     assert case._fields == expected
     for leaf in jax.tree.leaves(case.template):
         assert isinstance(leaf, jax.ShapeDtypeStruct)
-    # The truth, which may be stated for scores alone, changes nothing of what the stages get.
+    # The truth serves only the scores, and does not change the case that the stages get.
     told, *_ = audited(monkeypatch, lambda private: (private.x[:, 0], private.y))
     handed = [(c.observation, c.samples, jax.random.key_data(c.key), c.defended, c.defense) for c in (case, told)]
     jax.tree.map(np.testing.assert_array_equal, *handed)
@@ -115,7 +115,7 @@ def test_an_audit_sees_weights_and_update_and_no_truth(monkeypatch):
     ),
 )
 def test_a_grant_that_an_attack_misses_is_named(name):
-    """As `test_common_attacks` has it of attacks that it ran; these run there with -m slow only."""
+    """The same test as in `test_common_attacks`, for attacks that run there only with -m slow."""
     case = common.CASES[name]
     problem = common.PROBLEMS[case.setting]()
     protocol, key = problem.protocol, jax.random.key(0)
@@ -137,7 +137,7 @@ def test_every_threat_of_the_module_shows_what_the_table_says():
 
 
 def watched(monkeypatch):
-    """The threats under which rounds are watched, in their order."""
+    """A list of the threats under which rounds are watched, in order."""
     found, run = [], audit.run
 
     def note(attack, protocol, threat, *args, **options):

@@ -14,13 +14,13 @@ from jaxleak.audit._checks.precision import Precision
 
 
 class TestHead:
-    """Equations of the last dense layer, on gradients that NumPy makes."""
+    """Equations of the last dense layer, on gradients computed in NumPy."""
 
     KERNEL = 0.3 * np.random.default_rng(0).standard_normal((6, 4))
     BIAS = 0.1 * np.random.default_rng(1).standard_normal(4)
 
     def of_batch(self, labels, scale=1.0, features=None, kernel=None):
-        """The head of a batch whose features are drawn, or all the same."""
+        """The head of a batch with random features, or with the same features for every sample."""
         n = len(labels)
         f = np.random.default_rng(2).random((n, 6)) if features is None else np.tile(features, (n, 1))
         logits = f @ self.KERNEL + self.BIAS
@@ -72,7 +72,7 @@ class TestHead:
 
     @pytest.mark.parametrize("labels", [[2], [1, 1], [0, 3]])
     def test_a_loss_that_is_no_cross_entropy_is_not_told_that_its_sign_is_reversed(self, labels):
-        """A squared error of the logits: its slopes of absent classes may be negative, and sum to no zero."""
+        """A squared error of the logits may have negative slopes for absent classes, and sums need not be zero."""
         right, n = self.of_batch(labels), len(labels)
         features = np.random.default_rng(2).random((n, 6))
         slope = 2 * (features @ self.KERNEL - 1 - np.eye(4)[labels]) / (4 * n)
@@ -119,7 +119,7 @@ class TestHead:
         assert says in found.evidence
         expected = {
             "passed": "",
-            "suspicious": "--batch-size",  # no number: samples of one class and one output have rank one
+            "suspicious": "--batch-size",  # names no number: samples of one class and one output have rank one
             "failed": "--batch-size, --local-steps, --local-epochs, or --defense other",
         }
         assert found.option.startswith(expected[status])
@@ -132,7 +132,7 @@ class TestHead:
     @pytest.mark.parametrize(
         ("bias", "samples", "least", "cause"),
         [
-            ((-0.5, 0.5, 0.0, 0.0), 2, 1, ""),  # one half of two samples is one, up to rounding
+            ((-0.5, 0.5, 0.0, 0.0), 2, 1, ""),  # 0.5 times two samples is one sample, up to rounding
             ((-0.51, 0.51, 0.0, 0.0), 2, 2, ""),
             ((-0.3, -0.3, -0.3, 0.9), 2, 3, "the sign of the update is reversed"),
             ((-0.6, -0.6, 0.6, 0.6), 2, 4, "the batch is larger"),
@@ -145,15 +145,15 @@ class TestHead:
         assert (found.status == "passed") == (not cause)
 
     def test_proven_labels_go_by_the_rank_and_stated_ones_by_what_is_said(self):
-        slopes = np.array([-0.6, -0.2, 0.4, 0.4])  # of two samples of class 0 and one of class 1, by these softmaxes:
+        slopes = np.array([-0.6, -0.2, 0.4, 0.4])  # two samples of class 0, one of class 1, with these softmaxes:
         softmaxes = {"kernel": np.zeros((6, 4)), "bias": np.log(slopes + np.array([2, 1, 0, 0]) / 3)}
         two = self.of_batch([0, 0, 1])._replace(bias_gradient=slopes, **softmaxes)
-        found = labels_of(two, 3)  # of rank 3, as three samples give
+        found = labels_of(two, 3)  # rank 3, as from three samples
         assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [2, 1, 0, 0], 3)
         found = labels_of(two, 6)  # more samples than classes can give no higher rank
         assert (found.proven.tolist(), found.if_stated.tolist(), found.samples) == ([2, 1, 0, 0], [4, 2, 0, 0], 6)
         fewer = self.of_batch([0, 1])._replace(bias_gradient=slopes, **softmaxes)
-        found = labels_of(fewer, 6)  # six different samples would give a higher rank: six are not believed
+        found = labels_of(fewer, 6)  # six different samples would give a higher rank, so six are not believed
         assert (found.proven.tolist(), found.if_stated.tolist()) == ([2, 1, 0, 0], [2, 1, 0, 0])
         found = labels_of(fewer, 1)  # one sample is too few for this rank
         assert found.if_stated.tolist() == [2, 1, 0, 0]
@@ -163,11 +163,11 @@ class TestHead:
         assert not labels_of(right, 4).uncounted
         assert labels_of(right, 4).if_stated[0] > 1
         stretched = right._replace(kernel_gradient=1.8 * right.kernel_gradient, bias_gradient=1.8 * right.bias_gradient)
-        found = labels_of(stretched, 4)  # as momentum stretches an update
+        found = labels_of(stretched, 4)  # momentum stretches an update like this
         assert "the scale of the update" in found.uncounted
         assert found.if_stated.tolist() == (right.bias_gradient < 0).astype(int).tolist()
         assert found.proven.tolist() == (right.bias_gradient < -0.1 / 4 - 1e-3).astype(int).tolist()
-        many = self.of_batch([0] * 6 + [1] * 2)  # twice as many as classes: label counts say nothing of the scale
+        many = self.of_batch([0] * 6 + [1] * 2)  # twice as many as classes: label counts do not show the scale
         assert labels_of(many, 8).proven.tolist() == [1, 0, 0, 0]
         fewer = self.of_batch([0] * 5 + [1] * 2)
         assert not labels_of(fewer, 7).uncounted
@@ -178,7 +178,7 @@ class TestHead:
         [(1.0, ""), (1.0009, ""), (1.0012, "1.001 times"), (0.9988, "0.9988 times"), (-2.0, "-2 times")],
     )
     def test_one_sample_tells_the_scale(self, scale, cause):
-        # Of a reversed gradient the smallest entry is another one than the label's.
+        # In a negated gradient, the smallest entry is not the label's.
         found = predicted.check_one_sample(self.of_batch([1], scale))
         if scale < 0:
             assert found.cause.startswith("weights of another round")
@@ -203,7 +203,7 @@ class TestHead:
         assert (causes.index("a learning rate") < causes.index("another loss")) == of_weights
 
     def test_sums_over_classes_of_a_gradient_are_of_another_loss_and_others_were_changed_later(self):
-        """A squared error of one logit has the rank of its samples, and noise has all ranks."""
+        """The gradient of a squared error of one logit has the rank of its samples, and noise has full rank."""
         right = self.of_batch([0, 1])
         slope = np.array([[1.0, 0, 0, 0], [0, 0, 0.5, 0]])
         features = np.random.default_rng(2).random((2, 6))
@@ -215,7 +215,7 @@ class TestHead:
         found = equations._sums_over_classes(right._replace(kernel_gradient=noisy), 2)
         assert (found.status, found.option) == ("failed", f"{DEFENSE_OTHER}, or {LOSS_OTHER}")
         assert found.cause.startswith("noise, pruning")
-        # Two visits of either sample may give twice the rank.
+        # Two visits of each sample may double the rank.
         names = {f.name: f for f in equations.check_head(other, 1, epochs=2)}
         assert names["sums over classes"].option.startswith("--loss other")
 
@@ -249,7 +249,7 @@ class TestHead:
             assert predicted.check_counts(of_eight, 8).status == status
 
     def test_counts_are_whole_numbers(self):
-        """Equal features make the equation exact."""
+        """With equal features for all samples, the equation for the counts is exact."""
         features, labels = np.full(6, 0.4), [0, 0, 2]
         for scale, cause in ((1, ""), (3, "the loss is a sum over the batch"), (1 / 3, "divided by the batch size")):
             found = predicted.check_counts(self.of_batch(labels, scale, features), 3)
@@ -262,11 +262,11 @@ class TestHead:
         turned = predicted.check_counts(self.of_batch(labels, -1, features), 3)
         assert (turned.status, turned.cause) == ("suspicious", "the sign of the update is reversed")
         assert "with its sign reversed they are 0.00 from whole numbers" in turned.evidence
-        # Of twice as many samples as classes, mean features say too little.
+        # For twice as many samples as classes, mean features are too little information.
         assert predicted.check_counts(self.of_batch([0] * 5 + [2] * 3, 0.55, features), 8).status == "not applicable"
 
     def test_nothing_is_proven_where_the_reversed_update_has_the_better_counts(self):
-        """Features that differ blur the counts of both signs; those of the right one stay nearer to whole numbers."""
+        """Unequal features blur the counts for both signs, but the right sign's stay nearer to whole numbers."""
         right, turned = (self.of_batch([0, 0, 2], scale) for scale in (1, -1))
         assert predicted.reversed_fits(turned, 3)
         assert not predicted.reversed_fits(right, 3)
@@ -278,7 +278,7 @@ class TestHead:
 
 
 def test_a_head_whose_matrix_is_used_below_it_too_has_no_equations():
-    """Its gradient is that of both uses, and the client is right."""
+    """The gradient of a shared matrix sums over both uses, so the equations do not apply, and the client is right."""
     rng = np.random.default_rng(0)
     start = {"a": jnp.asarray(rng.standard_normal((16, 8)) / 4, jnp.float32)}
     start["w"] = jnp.asarray(rng.standard_normal((8, 4)) / 3, jnp.float32)

@@ -1,4 +1,4 @@
-"""--help: short, every option with a text, and examples that are whole."""
+"""The texts of --help: short, with a text for every option, and with complete examples."""
 
 import dataclasses
 import importlib
@@ -76,10 +76,10 @@ def test_options_have_their_defaults_their_words_and_the_prefix_with_which_they_
     text = of_study("fedleak")
     assert re.search(r"\n  --preset demo +What runs without --table\n", text)
     assert "\nHow --weights warm trains, with defaults:\n  --warm.rounds 200            Rounds of FedAvg\n" in text
-    # A default of a flag that is on is what its option takes away; one of zero is shown.
+    # A flag that is on by default has an option to switch it off; a default of zero is shown.
     assert re.search(r"\n  --no-features +Leave out the reconstruction of features\n", of_study("vflrecon"))
     assert re.search(r"\n  --strength 0.0 +Strength of the defense\n", of_study("vflrecon"))
-    # The command's own default goes before that of the dataclass which it contains.
+    # The command's own default overrides that of its nested dataclass.
     assert re.search(r"\n  --data photographs  Data set +--pool 256 ", of_study("invert"))
 
 
@@ -139,9 +139,9 @@ def test_the_short_help_says_of_every_option_what_it_is(study, monkeypatch, caps
     lines = text.splitlines()
     assert len(lines) <= 60
     assert max(len(line) for line in lines if not line.startswith("usage:")) <= 80
-    # Words stand two or more spaces, or a line, behind the option, its default and its kind.
+    # The text of an option follows its name, default and kind after two or more spaces, or on the next line.
     said = re.findall(r" {2}(?:--no-|--|\[\{)([\w.-]+)(?:,\S+)?,?(?: \S+)*?(?: {2,}| *\n +)(?=[A-Z]\S)", text)
-    said = [{"run": "action"}.get(name, name) for name in said]  # an argument of `sweep` is shown by its values
+    said = [{"run": "action"}.get(name, name) for name in said]  # `sweep` shows this argument by its values
     found = [name.partition(": ")[2].replace("_", "-") for name, _ in options(module.Args)]
     assert [name for name in found if not any(name == shown or name.endswith(f".{shown}") for shown in said)] == []
 
@@ -160,7 +160,7 @@ def test_what_to_expect_of_an_example_stands_above_it(study):
 
 
 def options(arguments, prefix=""):
-    """Every option's name and whether it has a text."""
+    """Yield the name of every option, and whether the option has a text."""
     kinds = typing.get_type_hints(arguments)
     source = importlib.import_module(arguments.__module__)
     for field in dataclasses.fields(arguments):

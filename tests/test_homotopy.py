@@ -1,4 +1,4 @@
-"""The study of the smoothing homotopy: what it passes on and what it stores. Attacks are stubs but in the last test."""
+"""The study of the smoothing homotopy: the runs it starts, the results it stores. Only the last test runs attacks."""
 
 import json
 
@@ -11,7 +11,7 @@ from jaxleak.study.updates import Case, Outcome, _inversions
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Every attack's case, seed and variables; each scores its seed."""
+    """Case, seed and variables of every attack; each attack is a stub that scores its seed."""
     made = []
 
     def attack(case, seed, *, variables, callbacks, checkpoints):

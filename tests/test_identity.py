@@ -1,4 +1,4 @@
-"""What a checkpoint knows of the run that it comes from."""
+"""The identity of a run that its checkpoint stores."""
 
 import numpy as np
 

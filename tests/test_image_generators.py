@@ -1,4 +1,4 @@
-"""What an inversion may optimise in place of pixels, against slow convolutions and a plain training loop."""
+"""Generators that an inversion may optimise in place of pixels, against slow convolutions and a plain training loop."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxleak.attacks._inversion import public_generator
 
 
 def _convolved(x, kernel, bias=0.0, stride=1):
-    """(H, W, C) with a 3x3 kernel, padded with zeros to ceil(H / stride) rows; what is odd of it goes to the end."""
+    """Convolve (H, W, C) with a 3x3 kernel, zero-padded for ceil(H / stride) rows; odd padding is larger at the end."""
     sides = [-(-n // stride) for n in x.shape[:2]]
     pads = [max((new - 1) * stride + 3 - n, 0) for new, n in zip(sides, x.shape[:2], strict=True)]
     padded = np.pad(x, [*((pad // 2, pad - pad // 2) for pad in pads), (0, 0)])
@@ -36,7 +36,7 @@ def _sigmoid(x):
 
 
 def _drawn(tree, seed=0):
-    """Weights of which none is zero, as biases are at first."""
+    """Random weights in place of the initial ones, where biases are zero."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.standard_normal(leaf.shape), jnp.float32), tree)
 
@@ -112,7 +112,7 @@ def test_latents_stay_within_their_bound_and_are_likely_as_a_normal_distribution
     assert float(usual.project(jnp.full((1, 400), 9.0)).max()) == 3.0
 
 
-SHAPE, CHANNELS = (10, 13, 3), 2  # in the coarse map, of a quarter of the size, three rows and four columns
+SHAPE, CHANNELS = (10, 13, 3), 2  # the coarse map, a quarter of the size, has three rows and four columns
 
 
 def test_a_public_generators_decoder_and_enhancer_by_hand():
@@ -124,7 +124,7 @@ def test_a_public_generators_decoder_and_enhancer_by_hand():
         "decoder": jax.jit(decoder.init)(jax.random.key(0), z)["params"],
         "enhancer": jax.jit(enhancer.init)(jax.random.key(0), jnp.zeros((1, *SHAPE)))["params"],
     }
-    assert not any(leaf.any() for leaf in params["enhancer"]["_Conv_2"].values())  # it begins as the identity
+    assert not any(leaf.any() for leaf in params["enhancer"]["_Conv_2"].values())  # the enhancer starts as the identity
     params = _drawn(params)
     mean, scale = jnp.arange(5.0) / 10, jnp.arange(5.0) / 5 + 0.2
     generator = client_updates.PublicGenerator(params, mean, scale, SHAPE, CHANNELS, np.zeros((1, 2)))
@@ -142,7 +142,7 @@ def test_a_public_generators_decoder_and_enhancer_by_hand():
             x = _gelu(convolution(params["decoder"], stage, _doubled(x)))
         x = _sigmoid(convolution(params["decoder"], 2, x[:10, :13]))
         change = x
-        for k in (1, 0, 2):  # Flax numbers the layers from the outside in, and the last one was made after them
+        for k in (1, 0, 2):  # Flax numbers nested layers from the outside in; the last layer was made after them
             change = convolution(params["enhancer"], k, change)
             change = change if k == 2 else _gelu(change)
         images.append(x)
@@ -178,7 +178,7 @@ def test_a_public_generators_encoder_by_hand():
 
 @pytest.mark.slow
 def test_a_public_generator_is_trained_as_by_a_plain_loop():
-    """Two epochs of five images in batches of two; one image of each epoch is left out."""
+    """The training has two epochs of five images in batches of two, so each epoch leaves one image out."""
     shape, rate, kl, noise = (5, 4, 1), 0.02, 0.2, 0.4
     images = reference.uniform(5, *shape, seed=1)
     options = {"epochs": 2, "batch_size": 2, "learning_rate": rate, "kl": kl, "noise": noise, "channels": CHANNELS}

@@ -1,4 +1,4 @@
-"""The package's floors: a module imports from floors below its own, or from its own package."""
+"""The layers ("floors") of the package: a module imports only from lower floors or from its own package."""
 
 import ast
 import graphlib
@@ -58,13 +58,13 @@ FLOORS = {
 }
 OPEN_FLOORS = (0, 3, 5)  # their modules may import each other
 ALSO_ALLOWED = {("objectives", "models"), ("defenses", "models"), ("defenses", "objectives")}
-# Lower floors, and still out of bounds: an attack has no business with true data and scores.
+# These are lower floors but still forbidden: an attack must not use true data and scores.
 FORBIDDEN = {("attacks", "metrics"), ("attacks", "data")}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
 def _imports(path):
-    """Absolute names of everything that a file imports, at any depth of its code."""
+    """Yield the absolute names of all imports of a file, at any depth of its code."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -107,19 +107,19 @@ def test_the_rule_itself():
 
 
 def test_no_circle_among_the_studies():
-    """A folder of experiments/ imports others in one direction only: each has to find all that it uses below itself."""
+    """The imports between folders of experiments/ have no cycle."""
     root = Path(experiments.__file__).parent
     used = {}
     for path in root.rglob("*.py"):
         own = path.relative_to(root).parts[0].removesuffix(".py")
         names = {name.split(".")[1] for name in _imports(path) if name.startswith("experiments.")}
         used.setdefault(own, set()).update(names - {own})
-    tuple(graphlib.TopologicalSorter(used).static_order())  # raises CycleError, which names the circle
+    tuple(graphlib.TopologicalSorter(used).static_order())  # raises a CycleError that names the cycle
     assert used["_ledger"] >= {"_cafe", "_fedleak", "_vfl"}  # the names are those of folders
 
 
 def test_the_studies_stay_small():
-    """What a user's command needs belongs to the package, so that experiments/ holds the papers' studies alone."""
+    """The code of users' commands belongs to the package, and experiments/ holds only the studies of papers."""
     root = Path(experiments.__file__).parent
     assert 0 < sum(len(path.read_text().splitlines()) for path in root.rglob("*.py")) <= 6000
 
@@ -147,9 +147,9 @@ print(seen)
 
 @pytest.mark.slow
 def test_nothing_needs_modules_that_windows_lacks():
-    """Every module of the library and of the studies, imported where `fcntl` and its like do not exist.
+    """Every module of the library and of the studies can be imported without `fcntl` and similar modules.
 
-    In a process of its own: a second copy of the package beside this one would have other classes of the same names.
+    The test uses its own process, since a second copy of the package here would have other classes of the same names.
     """
     packages = [ROOT, Path(experiments.__file__).parent]
     program = [sys.executable, "-c", IMPORT_ALL_WITHOUT, *map(str, packages)]
@@ -158,7 +158,7 @@ def test_nothing_needs_modules_that_windows_lacks():
     assert int(ran.stdout) == sum(1 for package in packages for _ in package.rglob("*.py"))
 
 
-#: What takes a second or more to import; a command that has only been asked for help needs none of it.
+#: Packages that take a second or more to import; a command that only prints its help must not need them.
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "scipy", "skimage")
 LIGHT = (
     "jaxleak.__main__", "jaxleak._command.cafe_scale.options", "jaxleak._command.invert.options",
@@ -169,7 +169,7 @@ LIGHT = (
 
 
 def test_options_are_read_before_anything_heavy_is_imported():
-    """In a process of its own, since this one has imported everything."""
+    """The test uses its own process, since this one has already imported everything."""
     program = f"import {', '.join(LIGHT)}, jaxleak.study, sys; jaxleak.study.run_command; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(ran.stdout.split())
@@ -177,7 +177,7 @@ def test_options_are_read_before_anything_heavy_is_imported():
 
 
 def test_a_study_finds_the_submodules_that_it_names():
-    """In a process of its own: here, another test may have imported them already."""
+    """The test uses its own process, since other tests may have imported the submodules here."""
     program = "from experiments import basin; print(basin.updates.basin.NOISE, basin.updates.diagnostics.STRENGTHS)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, check=True)
 

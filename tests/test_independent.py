@@ -1,4 +1,4 @@
-"""How many numbers of an update can depend on the images, against the rank of its Jacobian."""
+"""The count of an update's numbers that can depend on the images, against the rank of its Jacobian."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ PIXELS = SIDE * SIDE
 
 
 def adapter(images=1):
-    """A client that trains the head and a bottleneck behind a frozen layer of few smooth features."""
+    """A client that trains a head and a bottleneck after a frozen layer of few smooth features."""
     keys = iter(jax.random.split(jax.random.key(0), 5))
     frozen = jax.random.normal(next(keys), (PIXELS, WIDTH)) / SIDE
     params = {
@@ -44,7 +44,7 @@ def update_of(share, variables, x):
 
 
 def rank_of_the_jacobian(share, variables, x):
-    """How many independent directions of the images change the update, in float64."""
+    """The number of independent directions of the images that change the update, in float64."""
 
     def flat(x):
         return ravel_pytree(update_of(share, variables, x.reshape(-1, SIDE, SIDE, 1)))[0]
@@ -66,7 +66,7 @@ def test_what_lies_behind_a_frozen_layer_tells_no_more_than_its_width(images):
 
 @pytest.mark.slow
 def test_an_image_behind_a_narrow_frozen_layer_is_not_certified(monkeypatch):
-    """Two starts of peeling agree on the image that the prior prefers among those with the same features."""
+    """Two starts of peeling agree, since the prior prefers one image among all with the same features."""
     model, variables, x = adapter()
     gradient = update_of(protocols.ClientShare(model), variables, x)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)
@@ -83,7 +83,7 @@ def test_an_image_behind_a_narrow_frozen_layer_is_not_certified(monkeypatch):
 
 
 def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
-    """A bias on the pixels is trained as well: its entries count, and no place is below it."""
+    """Here a bias on the pixels is also trained: its entries count, and no narrow place lies below it."""
     model, variables, x = adapter()
     shift = jnp.zeros((SIDE, SIDE, 1))
 
@@ -99,7 +99,7 @@ def test_what_is_trained_below_the_narrowest_place_tells_of_the_image_too():
     )
     share = protocols.ClientShare(wider)
     held = independent_numbers(share, update_of(share, start, x), 1)
-    assert held.passed == PIXELS  # the image itself is the narrowest place with nothing below
+    assert held.passed == PIXELS  # the narrowest place with nothing trained below is the image itself
     steps = protocols.ClientShare(wider, local_steps=2, learning_rate=0.1)
     assert independent_numbers(steps, update_of(share, start, x), 2).passed == 2 * PIXELS
     places = {below: width for width, below in _places(wider, "train", 1).widths}
@@ -112,7 +112,7 @@ def test_a_network_that_trains_all_of_itself_passes_the_whole_image(name):
     options = {"mlp": {"widths": (12, 4)}, "convnet": {"channels": (4,), "strides": (2,)}}[name]
     model = models.build(name, (SIDE, SIDE, 1), CLASSES, **options)
     variables = reference.drawn(model)
-    x = reference.uniform(1, SIDE, SIDE, 1, seed=1).at[0, :2].set(0.0)  # pixels of zero are known to be
+    x = reference.uniform(1, SIDE, SIDE, 1, seed=1).at[0, :2].set(0.0)  # zero pixels are known to be zero
     share = protocols.ClientShare(model)
     held = independent_numbers(share, update_of(share, variables, x), 1)
     assert held.passed >= PIXELS
@@ -129,7 +129,7 @@ def repeated(x):
 
 @pytest.mark.parametrize("before", [padded, pytest.param(repeated, marks=pytest.mark.slow)])
 def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
-    """The first dense layer shows them by a row of zeros, also where it reads the image padded or repeated."""
+    """A row of zeros in the first dense layer reveals a black pixel, also behind padding or repetition of the image."""
     size = before(jnp.zeros((1, SIDE, SIDE, 1))).size
     params = {
         "layer": {"kernel": reference.normal(size, 8) / SIDE, "bias": jnp.zeros(8)},
@@ -150,7 +150,7 @@ def test_black_pixels_are_known_to_be_black_however_the_image_is_read(before):
     assert held.entries >= PIXELS
     assert held.passed >= PIXELS
     left_out = independent_numbers(protocols.ClientShare(model), gradient, 1, zeros_tell=False)
-    assert left_out.entries < held.entries  # of entries that were left out, zeros say nothing
+    assert left_out.entries < held.entries  # if entries may be left out, zeros prove nothing
     verdict = audit.update(model, variables, gradient, batch_size=1, minutes=0.5, truth=(x, None))
     assert verdict.best.shown.all()
     assert verdict.metrics["psnr"] > 60

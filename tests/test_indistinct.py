@@ -1,4 +1,4 @@
-"""Images of a class that an update does not tell from one image twice: where they are nearly alike, and only there."""
+"""Two images of a class that an update does not distinguish from one image twice, which must be nearly equal."""
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,18 @@ from jaxleak.audit._indistinct import nearest_pairs
 from jaxleak.audit._received import Received
 
 SHAPE = (6, 6, 1)
-NEVER = 1e9  # a misfit of the answer than which everything is nearer
+NEVER = 1e9  # an answer's misfit that every other image beats
 
 
 @pytest.fixture(scope="module")
 def client():
-    """A small MLP's share and weights."""
+    """The share of a client with a small MLP, and the weights."""
     model = models.mlp(SHAPE, 3, widths=(16,))
     return protocols.ClientShare(model), reference.drawn(model)
 
 
 def observed(client, x, y):
-    """The update of images x (N, 6, 6, 1) with labels y."""
+    """The client's share, and the observation of an update of images x (N, 6, 6, 1) with labels y."""
     share, variables = client
     payload = jax.jit(share)(variables, Batch(jnp.asarray(x)[:, None], jnp.asarray(y), jnp.arange(len(y))))
     return share, Observation(jnp.zeros((), jnp.int32), variables, payload)
@@ -38,7 +38,7 @@ def test_images_of_low_contrast_and_a_class_are_not_told_from_one_twice(client):
     x[1] = x[0] + 0.02 * (images(5)[4] - 0.5)
     seen = observed(client, x, y)
     np.testing.assert_array_equal(audit.indistinct(*seen, x, y, 0.0), [True, True, False])
-    # An update that tells an image of another class is not asked whether that is this one twice.
+    # Images of different classes are not tested for being one image twice.
     np.testing.assert_array_equal(audit.indistinct(*seen, x, np.array([0, 2, 1]), NEVER, iterations=2), [False] * 3)
 
 
@@ -64,7 +64,7 @@ def test_one_image_stands_in_both_places_all_the_way(client):
     np.testing.assert_array_equal(end.x[0], end.x[1])
     assert np.abs(np.asarray(end.x[0]) - x[0]).max() > 0.01
     assert float(end.after.misfit) < float(end.before.misfit)
-    # What is compared is the update of the image twice.
+    # The misfit compares the update with that of the one image twice.
     sent, twice = reference.flat(seen.payload), reference.flat(observed(client, end.x, y)[1].payload)
     assert float(end.after.misfit) == pytest.approx(np.linalg.norm(twice - sent) / np.linalg.norm(sent), rel=1e-3)
 

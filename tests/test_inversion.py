@@ -1,4 +1,4 @@
-"""The gradient-inversion engine: how a step is made, and what is refused."""
+"""The gradient-inversion engine: its steps, and the inputs that it refuses."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def observed(model):
-    """One client's round, what the server sees of it, and the truth."""
+    """The protocol of one client, the server's observation of a round, and the truth."""
     rng = np.random.default_rng(1)
     private = Batch(jnp.asarray(rng.random((B, 1, *SHAPE)), jnp.float32), jnp.array([0, 2], jnp.int32), jnp.arange(B))
     protocol = protocols.client(protocols.ClientShare(model), num_samples=B, batch_size=B)
@@ -73,7 +73,7 @@ def test_a_batch_is_recovered_with_its_labels(attack, observed):
 
 @pytest.mark.parametrize("better", ["best", "last"])
 def test_the_answer_is_the_better_of_the_best_and_the_last_iterate(attack, observed, better):
-    """The last iterate was made by the last step, and no step has compared it yet."""
+    """The last iterate results from the last step, so no step has compared it yet."""
     _, seen, truth = observed
     state = jax.jit(attack.init)(jax.random.key(0), truth)
     x, order = np.asarray(truth.x), np.argsort(truth.y)
@@ -86,7 +86,7 @@ def test_the_answer_is_the_better_of_the_best_and_the_last_iterate(attack, obser
 
 
 def test_restarts_do_not_know_of_each_other(attack, observed):
-    """The scores of three trials, and the trial that is returned, do not depend on how many run at once."""
+    """The scores of three trials, and the returned trial, do not depend on how many trials run at once."""
     together, a, _ = invert(attack, observed, iterations=5, restarts=3)
     one_by_one, b, _ = invert(attack, observed, iterations=5, restarts=3, microbatch=1)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a, b)
@@ -150,7 +150,7 @@ def test_restarts_that_devices_cannot_share_are_refused(attack, observed, option
 def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path):
     whole, _, expected = invert(attack, observed, iterations=200)
     invert(attack, observed, iterations=100, checkpoints=Checkpoints(tmp_path / "c", {}))
-    # The second call goes on where the first one ended, and the third one finds nothing left to do.
+    # The second call continues where the first ended, and the third has nothing left to do.
     for _ in range(2):
         resumed, _, infos = invert(attack, observed, iterations=200, checkpoints=Checkpoints(tmp_path / "c", {}))
         jax.tree.map(np.testing.assert_array_equal, whole, resumed)
@@ -161,7 +161,7 @@ def test_a_resumed_inversion_ends_with_the_same_bits(attack, observed, tmp_path)
 
 @pytest.fixture(scope="module")
 def begun(attack, observed, tmp_path_factory):
-    """The folder of an inversion that ended after one iteration."""
+    """The checkpoint folder of an inversion that ended after one iteration."""
     folder = tmp_path_factory.mktemp("begun") / "c"
     invert(attack, observed, iterations=1, checkpoints=Checkpoints(folder, {}))
     return folder
@@ -222,7 +222,7 @@ def test_executors_agree(attack, observed):
 
 def test_a_trial_that_is_not_finite_freezes_and_says_when(model, observed):
     class Exploding:
-        """The client's function until iteration 3 of the attack, then infinity."""
+        """The client's share until iteration 3 of the attack, then NaN."""
 
         batch_norm, local_steps, clients = "train", 1, 1
 
@@ -381,7 +381,7 @@ class TestBadInput:
 
 
 def test_the_paper_s_priors_are_the_printed_sums(model, observed):
-    """At any image size: alpha times all differences, beta times all outputs of non-linearities."""
+    """The priors are alpha times the sum of all pixel differences, and beta times the sum of all activations."""
     attack = engine(model, observed[0], presets.fedleak_paper(3)._replace(labels="calibrated"))
     state = jax.jit(attack.init)(jax.random.key(0), observed[2])
     x = np.asarray(state.variables["x"])
@@ -395,7 +395,7 @@ def test_the_paper_s_priors_are_the_printed_sums(model, observed):
 
 @pytest.mark.slow
 def test_inferred_labels_are_dealt_out_over_local_steps():
-    """Sorted, they would make steps of one class each, which no client's batches are."""
+    """Sorted labels would give each local step a single class, unlike the batches of any client."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
     variables = reference.drawn(model)
     y = jnp.repeat(jnp.arange(4), 3)
@@ -416,13 +416,13 @@ def test_inferred_labels_are_dealt_out_over_local_steps():
     np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(np.sort(dealt), np.sort(again))
     assert (dealt != np.sort(dealt)).any()
-    assert (dealt != again).any()  # another restart, another order
+    assert (dealt != again).any()  # each restart has its own order
     state = attack.init(jax.random.key(2, impl="rbg"), template)
     np.testing.assert_array_equal(np.sort(answer(state, seen).y), np.sort(dealt))
 
 
 def test_a_group_answers_with_the_candidate_that_matches_best():
-    """Best and last iterates of all candidates contend, and one that is not finite does not win."""
+    """The answer is the best among the best and last iterates of all candidates; one that is not finite never wins."""
     model = models.build("mlp", (4, 4, 1), 10, widths=(6,))
     variables, y = model.init(jax.random.key(0)), jnp.array([1, 2])
     batch = Batch(np.random.default_rng(1).random((2, 1, 4, 4, 1)).astype(np.float32), y, jnp.arange(2))
@@ -465,7 +465,7 @@ def test_a_group_pays_for_what_its_candidates_differ_by(model, observed):
 
 @pytest.mark.parametrize("label", [-1, CLASSES])
 def test_granted_labels_that_are_no_classes_end_the_search(model, observed, label):
-    """They would be vectors of zeros, whose gradient looks like that of an image that nothing recovers."""
+    """As one-hot vectors they would be zero, and their gradient would look like that of an irrecoverable image."""
     _, seen, truth = observed
     attack = engine(model, observed[0], settings(labels="given"))
     state = jax.jit(attack.init)(jax.random.key(3), truth)
@@ -524,7 +524,7 @@ def test_a_share_must_say_how_the_client_computes():
 
 
 class HeadSquares:
-    """A comparison that the engine has never heard of: squared differences in the last layer's gradient alone."""
+    """A user's comparison, unknown to the engine: squared differences of only the last layer's gradient."""
 
     reads_labels = True
 

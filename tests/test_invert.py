@@ -1,4 +1,4 @@
-"""`experiments.invert`: what it refuses, in the words of its options, and when it says what the attacker is granted."""
+"""`experiments.invert`: inputs that it refuses by the names of its options, and its statements of what is granted."""
 
 import inspect
 from dataclasses import asdict, replace
@@ -127,7 +127,7 @@ def test_refusals_name_the_option_and_come_before_the_grant(tmp_path, capsys, op
     "options",
     [
         {"local_steps": 2, "learning_rate": 0.5, "momentum": 0.9, "estimate": True},
-        {"learning_rate": 0.5},  # not refused, since a stored run of one step was given it
+        {"learning_rate": 0.5},  # accepted, since a stored run of one step has this option
         {"clients": 2, "estimate": True},  # the estimate normalises all images together
         {"partition": "label_skew:2", "federation": 7},
         {"model": "convnet_ig", "batch_norm": "eval", "white_point": 0.9, "exact_kinks": True},
@@ -228,7 +228,7 @@ def test_a_step_that_begins_anew_falls_over_a_thousand_iterations():
         state = jax.tree.map(
             lambda leaf: jnp.asarray(count, leaf.dtype) if leaf.ndim == 0 else leaf, annealed.init(slopes)
         )
-        # Adam's own averages have settled on the slope; what it does against averages that begin at zero is taken off.
+        # Adam's averages equal the slope here, so the correction of averages that start at zero is divided out.
         state = jax.tree.map(lambda leaf: jnp.ones_like(leaf) if leaf.ndim else leaf, state)
         return float(jnp.abs(annealed.update(slopes, state)[0][0])) / np.sqrt(1 - 0.999 ** (count + 1))
 
@@ -326,7 +326,7 @@ def test_pictures_and_curves_of_several_seeds(monkeypatch, tmp_path, agree):
     assert list(lines) == ["seed 3"]
     np.testing.assert_array_equal(lines["seed 3"], [[0, 1], [2, 1]])
     said = "gradient matched"
-    if agree is None:  # said once of all
+    if agree is None:  # stated once for all images
         assert drawn["captions"] == ["20.0 dB"] * 4
         assert drawn["title"].endswith(f"seeds 3, 5: PSNR of each image. The attack says of all: {said}")
         assert drawn["second"] is None

@@ -1,4 +1,4 @@
-"""Whole runs that are killed or stopped at random moments, and go on: they must end with the same bits."""
+"""Runs that are killed or stopped at random moments and then continue must end with the same bits."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from tiny_studies import left_by
 
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("JAXLEAK_KILLS", "50"))
-#: By module: its options for a run of seconds that writes several checkpoints.
+#: Options by module for a run of seconds that writes several checkpoints.
 STUDIES = {
     "cafe_scale": ["--data", "digits", "--num-samples", "24", "--batch-size", "6", "--images", "24"],
     "invert": ["--data", "digits", "--model", "mlp", "--restarts", "2", "--seeds", "0", "1", "--iterations", "800"],
@@ -29,7 +29,7 @@ def _command(out, study="cafe_scale"):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Processes that compile a program only once among them."""
+    """Environment of processes that share compiled programs."""
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -39,7 +39,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, environment):
-    """By study, the folder of a run that nobody disturbed, and its CPU seconds once everything is compiled."""
+    """A function of a study: the folder of an uninterrupted run, and its CPU seconds without compilation."""
 
     @functools.cache
     def of(study):
@@ -59,7 +59,7 @@ def _children_seconds():
 
 
 def _cpu_seconds(process):
-    """CPU seconds of a running process: moments measured in them mean the same on a busy machine."""
+    """CPU seconds of a running process, which do not depend on how busy the machine is."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -68,7 +68,7 @@ def _cpu_seconds(process):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("study", STUDIES)
 def test_runs_killed_at_random_moments_end_with_the_same_bits(whole, environment, tmp_path, study):
-    """Kill -9, `JAXLEAK_KILLS` times; whenever a run ends before its kill, it is compared and a new one begins."""
+    """Runs get `JAXLEAK_KILLS` times kill -9. A run that ends before its kill is compared, and a new one begins."""
     undisturbed, duration = whole(study)
     expected = left_by(undisturbed)
     moments, killed, runs = random.Random(0), 0, 0
@@ -98,7 +98,7 @@ def test_a_stopped_run_keeps_others_out_meanwhile_and_continues(whole, environme
     process = subprocess.Popen([*_command(out), "--fresh"], stdout=subprocess.DEVNULL, **running)
     while "Step I:" not in process.stderr.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGSTOP)  # or it may end before the second has started
+    process.send_signal(signal.SIGSTOP)  # else it may end before the second starts
     second = subprocess.run(_command(out), stdout=subprocess.DEVNULL, check=False, **running)
     assert second.returncode == 1
     assert f"error: {out} is in use by process {process.pid} on " in second.stderr

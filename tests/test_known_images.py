@@ -1,4 +1,4 @@
-"""The check of images that are known: what the client should have sent, leaf by leaf, and what explains the rest."""
+"""The check with known images: the expected update, leaf by leaf, and explanations of a difference."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_known_images_may_be_channels_first_and_order_matters_after_several_step
         assert finding.status == status
     assert "another order" in finding.cause
     assert check_known_images(two_steps, plain.variables, payload, truth, defended=True) == []
-    sums = jax.tree.map(lambda g: 2 * g, payload)  # over the two images of either step, each half as long
+    sums = jax.tree.map(lambda g: 2 * g, payload)  # sums over the two images of each step, at half the step length
     options = {"reduction": "sum", "local_steps": 2, "learning_rate": 0.05}
     found = audit.check_client(plain.model, plain.variables, sums, x, np.asarray(plain.batch.y), **options)
     assert found[-1].status == "passed"
@@ -49,7 +49,7 @@ def test_known_images_may_be_off_by_what_another_machine_explains(plain, monkeyp
 
 
 def _with_factors_of(bits):
-    """Products whose factors are rounded to this many bits of fraction, as GPUs round them, also in the gradient."""
+    """A matrix product with factors rounded to this many fraction bits, as on GPUs, also in the gradient."""
 
     def rounded(x):
         half, mask = (1 << (23 - bits)) // 2, -1 << (23 - bits)
@@ -90,7 +90,7 @@ def test_a_client_whose_gpu_rounds_factors_to_tf32_is_not_refused(bits, status, 
     found = audit.check_client(model, variables, gradient, batch.x[:, 0], batch.y)[-1]
     assert (found.name, found.status) == ("known images", status)
     assert said in found.cause
-    # A mistake of a known kind is one all the same.
+    # A mistake of a known kind is still detected.
     if bits >= 10:
         found = audit.check_client(model, variables, jax.tree.map(lambda g: 4 * g, gradient), batch.x[:, 0], batch.y)[
             -1
@@ -104,7 +104,7 @@ def test_known_images_show_the_mistake_exactly(normalised):
     def check(payload, **options):
         return audit.check_client(c.model, c.variables, payload, x, c.batch.y, **options)[-1]
 
-    assert check(c.gradient).status == "passed"  # biases in front of batch statistics are rounding on both sides
+    assert check(c.gradient).status == "passed"  # biases before batch statistics have only rounding errors
     shifted = changed(c.gradient, "conv_0/bias", lambda g: g + 1e-3)
     assert "conv_0/bias" in check(shifted).evidence
     assert "sum over the batch" in check(jax.tree.map(lambda g: 4 * g, c.gradient)).cause
@@ -140,7 +140,7 @@ def test_a_multiple_of_the_right_gradient_is_explained(scale, cause):
     assert cause in _explained(payload, expected, rounding, 3)[0]
     assert _explained({**payload, "b": jnp.array([9.0])}, expected, rounding, 3) is None
     one = _explained(expected, expected, rounding, 1)[0]
-    assert one == "the update is 1 times the gradient"  # of a single sample, a sum is a mean
+    assert one == "the update is 1 times the gradient"  # for a single sample, a sum is a mean
 
 
 def test_different_modes_are_among_the_causes_only_where_there_are_modes(plain, normalised):

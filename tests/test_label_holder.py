@@ -1,4 +1,4 @@
-"""The label holder of vertical training: what it receives, and what that tells of the parties' features."""
+"""The label holder of vertical training: what it receives, and what this reveals of the parties' features."""
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,12 @@ MODEL = models.bottom_top((2, 3), 2, bottom=(4,), top=(5,))
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch):
-    """Forests of the published size take half of the time of this file, and answer alike."""
+    """Use small forests: those of the published size give similar answers but take half of this file's time."""
     monkeypatch.setattr(baselines, "_TREES", 30)
 
 
 def watched(threat=None, **options):
-    """The start of a run, and what the label holder, who is party 1, sees of two rounds."""
+    """The initial parameters of a run, the private samples, and the label holder's (party 1's) view of two rounds."""
     private = Batch(
         jax.random.uniform(jax.random.key(3), (N, 2, 3)).at[:, 0, 2].set(0.0), jnp.arange(N) % 2, jnp.arange(N)
     )
@@ -61,13 +61,13 @@ def test_a_cipher_hides_embeddings_and_weights_but_not_what_the_layer_gives():
     np.testing.assert_allclose(hidden.received[1], plain.received[1], rtol=1e-4)
     assert hidden.first_params is None
     np.testing.assert_allclose(hidden.first, plain.first, atol=1e-4)
-    # A layer of one's own says nothing of what it hides.
+    # A custom interactive layer does not state what it hides.
     own = watched(interactive=lambda key, params, b: MODEL.first(params, b))[2].label_holder
     assert own.received == (None, None)
 
 
 def run(seed, samples=90, *, hidden=False, party=True, left_out=0, width=12):
-    """Observations of a label holder, and features of which the embeddings are a rotation and more."""
+    """Observations of a label holder, and the features from which the embeddings are computed."""
     rng = np.random.default_rng(seed)
     features, own = rng.uniform(size=(samples, 2)), rng.normal(size=(samples, 1))
     labels = (features[:, 0] > 0.5).astype(int)
@@ -102,7 +102,7 @@ def test_embeddings_tell_features_that_labels_and_own_features_do_not(hidden, pa
     answer, alone = found.predict(seen, 90), found.predict_alone(seen, 90)
     assert ((answer - truth)[:80] ** 2).mean() < 0.01 < 0.03 < ((alone - truth)[:80] ** 2).mean()
     np.testing.assert_allclose(np.stack([answer, alone])[:, 80:], np.broadcast_to(features.mean(axis=0), (2, 10, 2)))
-    # Labels tell the first feature, which is no leak of the embeddings.
+    # The labels reveal the first feature, but this is no leak of the embeddings.
     assert ((alone - truth)[:80, 0] ** 2).mean() < 0.7 * truth[:, 0].var()
 
 
@@ -121,12 +121,12 @@ def test_a_gain_within_twice_its_error_is_none(gain, error, gains):
 
 
 def test_a_cipher_keeps_no_embedding_from_who_trains_the_layer():
-    """The gradient of the layer's weights is known to the label holder, and so is the one at the layer's output."""
+    """The label holder knows the gradient of the layer's weights and the gradient at the layer's output."""
     plain = watched()[2]
     hidden = watched(interactive=protocols.encrypted_first(active=1, cipher="plain"))[2]
     for solved, sent in zip(party_records.solved_embeddings(hidden), plain.label_holder.received, strict=True):
         np.testing.assert_allclose(solved, sent, atol=1e-4)
-    # More samples than the layer has outputs cannot be told apart: the shortest solution explains the gradient.
+    # With more samples than outputs of the layer, the solution is not unique; the shortest explains the gradient.
     seen = run(0, width=4)[0]
     delta, kernel = seen.label_holder.first_gradient, seen.label_holder.params_gradient["kernel"]
     solved = np.concatenate(party_records.solved_embeddings(seen), axis=-1)
@@ -147,7 +147,7 @@ def test_the_layers_output_is_read_where_the_equations_leave_embeddings_open():
 
 
 def test_a_column_that_is_zero_but_for_rounding_is_read_as_zero():
-    """It would be scaled to the size of the others, and drown them."""
+    """Otherwise standardisation would scale the rounding errors to the size of the other columns."""
     shadow, features = run(0, hidden=True)
     seen, _ = run(1, hidden=True)
 
@@ -164,7 +164,7 @@ def test_a_column_that_is_zero_but_for_rounding_is_read_as_zero():
 
 
 def test_a_second_run_shows_what_was_learned_by_heart():
-    """Received numbers that are a record's own in one run and others in the next tell nothing of a real run."""
+    """Embeddings that depend on features differently in every run are useless for a real run."""
     rng = np.random.default_rng(0)
     shadow, features = run(0, party=False)
 
@@ -231,7 +231,7 @@ def test_a_study_scores_it_beside_what_it_knows_anyway():
 
 
 def test_shadow_runs_are_the_real_runs_but_for_records_and_order(monkeypatch):
-    """They start from its parameters, are as long, differ from each other, and one pair has its defense."""
+    """Shadow runs start from the real run's parameters, have its length, and differ; one pair has its defense."""
     case = SplitCase("breast_cancer", defense="noise_cut", victim_epochs=3, **SMALL)
     problem = split_problem(case, 0)
     start, watched, fitted = problem.victim_protocol.init(jax.random.key(9)), [], []

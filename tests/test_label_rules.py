@@ -17,7 +17,7 @@ CLASSES, FEATURES = 7, 12
 
 
 def _head(labels, seed=0, scale=0.05, classes=CLASSES):
-    """Gradient of the mean cross-entropy at a dense layer, one sample at a time."""
+    """The gradient of the mean cross-entropy at a dense layer, one sample at a time, and the layer's weights."""
     rng = np.random.default_rng(seed)
     kernel = scale * rng.standard_normal((FEATURES, classes))
     bias = scale * rng.standard_normal(classes)
@@ -38,7 +38,7 @@ def _infer_eagerly(rule, head, batch_size):
     return rules.infer_labels(rule, kernel_gradient, bias_gradient, batch_size, kernel=kernel, bias=bias, key=key)
 
 
-_infer = jax.jit(_infer_eagerly, static_argnums=(0, 2))  # a rule is some dozens of single operations
+_infer = jax.jit(_infer_eagerly, static_argnums=(0, 2))  # uncompiled, a rule is dozens of operations
 
 DISTINCT = [5, 0, 3]
 REPEATS = [2, 2, 2, 6, 0, 0, 5, 2, 1, 1]
@@ -52,7 +52,7 @@ def test_one_label_is_found_by_every_rule(rule):
 
 @pytest.mark.parametrize("label", range(3))
 def test_one_label_is_found_without_a_bias_whatever_sign_the_features_have(label):
-    """As behind a layer normalisation. The column sums have the other sign there, and name another class."""
+    """Features after a layer normalisation may be negative; then the column sums have the wrong sign and class."""
     slope, *rest = _head([label], classes=3)
     sums = (-slope).sum(axis=0)
     assert int(jnp.argmin(sums)) != label
@@ -90,14 +90,14 @@ def test_calibration_helps_where_the_mean_softmax_is_not_uniform():
 
 
 def test_the_average_counts_what_the_kernel_and_the_bias_say_together():
-    """Each alone is misled by a defense: the bias arrives pruned to one entry, or the kernel to little."""
+    """A defense misleads each one alone: it prunes the bias to one entry, or the kernel to a few."""
     labels = np.random.default_rng(1).integers(0, CLASSES, 4)
     slope, offset, *weights = _head(labels)
     largest = jnp.where(jnp.abs(offset) == jnp.abs(offset).max(), offset, 0.0)
     pruned = slope, largest, *weights
     assert _infer("averaged_counts", pruned, 4).tolist() == sorted(labels)
     assert _infer("bias_rule", pruned, 4).tolist() != sorted(labels)
-    # By hand: shares of what lies below the column of an absent class, and 1 / C - db, each of four samples.
+    # By hand for four samples: shares of the depth below the column of an absent class, and 1 / C - db.
     by_kernel = 4 * np.asarray(slope.sum(axis=0).max() - slope.sum(axis=0))
     by_kernel = by_kernel / by_kernel.sum() * 4
     wanted, counts = (by_kernel + 4 * (1 / CLASSES - np.asarray(largest))) / 2, np.zeros(CLASSES, int)
@@ -134,20 +134,20 @@ def test_rules_equal_slow_references(seed):
 
 
 def test_shares_are_measured_from_an_absent_class_only_where_one_is_likely():
-    """Uniform labels leave out C (1 - 1/C)^B of the classes: .509 of 7 for B = 17, .436 for B = 18."""
+    """Uniform labels are expected to miss C (1 - 1/C)^B classes: with C = 7, .509 for B = 17 and .436 for B = 18."""
     differ = {17: 0, 18: 0}
     for seed in range(6):
         for size in differ:
             head = _head(np.random.default_rng(seed).integers(0, CLASSES, size), seed, scale=0.3)
             slope = np.asarray(head[0], np.float64)
             counts = []
-            for zero in (slope.sum(axis=0).max() / FEATURES, slope.max()):  # of an absent class; the largest entry
+            for zero in (slope.sum(axis=0).max() / FEATURES, slope.max()):  # by an absent class; by the largest entry
                 depths = (zero - slope).sum(axis=0)
                 counts.append(_largest_remainders(list(size * depths / depths.sum()), size))
             differ[size] += counts[0] != counts[1]
             found = np.bincount(_infer("corrected_counts", head, size), minlength=CLASSES).tolist()
             assert found == counts[size > 17]
-    assert min(differ.values()) > 0  # else the test would say nothing
+    assert min(differ.values()) > 0  # else the test would be vacuous
 
 
 def _slow_calibrated(head, size, rounds=5, trust=0.5):
@@ -269,14 +269,14 @@ def test_bad_requests():
 
 
 def test_calibrated_answers_where_noise_left_no_class_a_count():
-    """Gradients of the biases above every probability leave nothing to distribute but the prior."""
+    """If all bias gradients exceed every probability, only the prior is left to distribute."""
     head = [np.zeros((3, 2), np.float32), np.float32([2.0, 1.5]), np.zeros((3, 2), np.float32), np.zeros(2, np.float32)]
     np.testing.assert_array_equal(_infer("calibrated", head, 4), _infer("bias_rule", head, 4))
 
 
 @functools.cache
 def _twins(shift):
-    """What four samples send, by their labels, and the labels that are read off it: of one logit, and of two."""
+    """Two functions that infer the labels from the upload of four samples: for one logit, and for a two-logit twin."""
     w, b = np.linspace(-1.0, 1.0, 12, dtype=np.float32)[:, None], np.full(1, shift, np.float32)
     x, found = np.asarray(0.5 + 0.1 * reference.normal(4, 1, 2, 2, 3)), []
     for params in ({"w": w, "b": b}, {"w": np.hstack([0 * w, w]), "b": np.hstack([0 * b, b])}):
@@ -299,7 +299,7 @@ def _twins(shift):
 @pytest.mark.parametrize("shift", [0.7, 1.5])
 @pytest.mark.parametrize("labels", [(0, 0, 0, 1), (0, 1, 1, 1), (1, 1, 1, 1), (0, 0, 0, 0)])
 def test_labels_of_one_logit_are_those_of_its_twin_of_two(labels, shift):
-    """With a large bias the rule is wrong for both: what it takes for the mean softmax is half the uniform one."""
+    """With a large bias the rule is wrong for both networks, since its estimate of the mean softmax is wrong."""
     found = [np.sort(inferred(np.asarray(labels, np.int32))) for inferred in _twins(shift)]
     np.testing.assert_array_equal(*found)
     if shift < 1:

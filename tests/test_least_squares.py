@@ -33,7 +33,7 @@ def _kernels(batches, h, v):
 
 
 def _projected(batches, v, kernels):
-    """What the attack accumulates: for every sample, v_n times the kernel gradients of its batches."""
+    """The sums that the attack accumulates: for every sample, v_n times the kernel gradients of its batches."""
     out = np.zeros((len(v), P, kernels.shape[2]))
     for batch, kernel in zip(batches, kernels, strict=True):
         for n in batch:
@@ -46,7 +46,7 @@ solve_v = jax.jit(solve_output_gradients, static_argnums=2, static_argnames="dir
 
 @BOTH
 def test_step_1_is_least_squares(direct):
-    # With noise, so that it is the least-squares solution and not just the truth that is met.
+    # With noise, the least-squares solution differs from the truth.
     batches, (_, v) = _batches(40), _tables()
     gradients = v[batches].sum(axis=1) + 0.05 * np.random.default_rng(2).standard_normal((40, P, D2))
     slow = reference.solve_step_1(batches, gradients, N)
@@ -57,7 +57,7 @@ def test_step_1_is_least_squares(direct):
 
 
 def test_one_batch_again_and_again_gives_every_sample_an_equal_share():
-    size = 7  # with which rounding leaves the second singular value above zero
+    size = 7  # at this size, rounding leaves the second singular value above zero
     batches = np.repeat(_batches(1, k=size), 3, axis=0)
     gradients = np.random.default_rng(3).standard_normal((3, P, D2))
     found = np.asarray(solve_v(batches, jnp.asarray(gradients, jnp.float32), N, direct=True))
@@ -81,7 +81,7 @@ def test_step_1_reports_samples_that_always_meet(direct):
     assert len(batches) > 2 * N
     rank, _ = output_gradient_conditioning(batches, N, direct=direct)
     assert rank == N - 1
-    # Only their sum is known: both get half of it, the others their own.
+    # Of the first two samples only the sum is known, and each gets half of it; the others get their own.
     _, v = _tables()
     fast = solve_v(batches, jnp.asarray(v[batches].sum(axis=1), jnp.float32), N, direct=direct)
     np.testing.assert_allclose(fast[2:], v[2:], atol=1e-5)
@@ -107,7 +107,7 @@ def test_step_2_reports_its_rank():
     _, rank = reference.solve_step_2(batches, v, _kernels(batches, h, v))
     fast = solve_features(batches, v.astype(np.float32), _projected(batches, v, _kernels(batches, h, v)), direct=True)
     assert fast.rank == rank == 6
-    # Rank N - 1 is what the matrix-free solver can say: one sample that no round shows.
+    # The matrix-free solver can report rank N - 1 if no round has one of the samples.
     batches = np.array([b for b in _batches(60) if 5 not in b])
     for direct in (True, False):
         projected = _projected(batches, v, _kernels(batches, h, v))
@@ -148,7 +148,7 @@ def test_live_is_relative_to_the_median():
 
 @pytest.mark.parametrize("dead", [5, 9, 18])
 def test_rows_are_dead_though_most_are(dead):
-    """Of 20 rows; those without gradient hold rounding."""
+    """Of 20 rows, those without gradient contain only rounding errors."""
     rng = np.random.default_rng(0)
     v = rng.standard_normal((20, 1, 4)) * 10.0 ** rng.uniform(-2, 0, (20, 1, 1))
     v[:dead] = 1e-8 * rng.standard_normal((dead, 1, 4))
@@ -175,7 +175,7 @@ def test_a_party_without_gradient_stays_zero_beside_the_others(direct):
 
 @pytest.fixture(scope="module")
 def workers():
-    """M = 3 workers with 8 samples each and 2 per round; entries of V are zero where a ReLU is off."""
+    """V, batches and uploads of M = 3 workers with 8 samples each and 2 per round; V is zero where a ReLU is off."""
     rng = np.random.default_rng(0)
     v = rng.standard_normal((24, P, D2)) * (rng.random((24, P, D2)) < 0.25)
     batches = np.stack([np.concatenate([8 * m + rng.permutation(8)[:2] for m in range(3)]) for _ in range(90)]).astype(
@@ -194,9 +194,9 @@ def test_fixed_shares_hide_one_shift_per_worker(workers):
     assert output_gradient_conditioning(batches, 24, direct=True)[0] == 22
     least_squares = np.asarray(solve_v(batches, gradients, 24, direct=True))
     assert np.abs(least_squares - v).max() > 1e-2
-    np.testing.assert_allclose(least_squares[batches].sum(axis=1), gradients, atol=1e-5)  # yet it fits
+    np.testing.assert_allclose(least_squares[batches].sum(axis=1), gradients, atol=1e-5)  # it fits nevertheless
     shifts = (least_squares - v).reshape(3, 8, P, D2)
-    np.testing.assert_allclose(shifts, shifts[:, :1].repeat(8, axis=1), atol=1e-5)  # constant per worker
+    np.testing.assert_allclose(shifts, shifts[:, :1].repeat(8, axis=1), atol=1e-5)  # errors are constant per worker
     fixed, resolved = fix_worker_gauge(jnp.asarray(least_squares), 3)
     assert resolved.all()
     np.testing.assert_allclose(fixed, v, atol=1e-5)
@@ -216,7 +216,7 @@ def test_units_that_are_never_off_stay_unresolved(workers):
 
 
 def _shifted(*columns):
-    """V of two workers with these values of each unit, in an order of their own, and each worker's shift added."""
+    """V of two workers with these values per unit, each in its own order, without and with the workers' shifts."""
     rng = np.random.default_rng(0)
     v = np.stack([[rng.permutation(column) for column in columns] for _ in range(2)]).transpose(0, 2, 1)
     shifts = np.array([[0.5, -1.25], [-0.5, 2.0]])[:, None, : len(columns)]
@@ -240,7 +240,7 @@ def test_a_tenth_of_a_workers_samples_and_three_at_least_tell_the_zero(size, zer
 
 @pytest.mark.parametrize(("spread", "resolved"), [(0.9, True), (1.2, False)])
 def test_samples_that_tell_the_zero_agree_up_to_rounding(spread, resolved):
-    """The middle of the crowd is the zero; how wide it may be goes by the largest entry."""
+    """The middle of a cluster of values is the zero; the allowed width is relative to the largest entry."""
     width = 4.0 * spread * AGREEMENT
     v, _ = _shifted([-width / 2, 0.3 * width, width / 2, 1.0, -2.0, 2.5, -3.0, 3.5])
     v[:, 0, 0] = np.where(v[:, 0, 0] == 3.5, 4.0, v[:, 0, 0])

@@ -1,4 +1,4 @@
-"""The ledger of a study: verdicts by rule, entries that survive, and a queue that nothing stops."""
+"""The ledger of a study: verdicts by fixed rules, lasting entries, and a queue that continues after errors."""
 
 import json
 import math
@@ -42,20 +42,20 @@ def ledger(tmp_path):
     [
         (30.0, [29.0, 31.0], "higher", "met"),  # 30 + 1
         (30.0, [29.0, 29.0], "higher", "missed"),
-        (30.0, [28.0, 31.5], "higher", "met"),  # 29.75 + 1.75, of which 1.5 count
-        (30.0, [25.9, 31.0], "higher", "missed"),  # 28.45 + 2.55, of which 1.5 count
+        (30.0, [28.0, 31.5], "higher", "met"),  # 29.75 + 1.75, but at most 1.5 counts
+        (30.0, [25.9, 31.0], "higher", "missed"),  # 28.45 + 2.55, but at most 1.5 counts
         (30.0, [29.0, 30.9], "higher", "met"),
-        (0.1, [0.118, 0.09], "lower", "met"),  # .104 - .014, of which .005 count
-        (0.1, [0.15, 0.09], "lower", "missed"),  # .12 - .03, of which .005 count
-        (0.1, [0.2, 0.08], "lower", "missed"),  # .14 - .06, of which .005 count
+        (0.1, [0.118, 0.09], "lower", "met"),  # .104 - .014, but at most .005 counts
+        (0.1, [0.15, 0.09], "lower", "missed"),  # .12 - .03, but at most .005 counts
+        (0.1, [0.2, 0.08], "lower", "missed"),  # .14 - .06, but at most .005 counts
         (0.1, [0.11, 0.11], "lower", "missed"),
         (2.0, [2.09], "equal", "met"),  # within 5 %
         (2.0, [2.11], "equal", "missed"),
         (2.0, [1.89], "equal", "missed"),
-        (2.0, [1.55, 2.3], "equal", "met"),  # 1.925 +- .375, of which .5 are allowed
+        (2.0, [1.55, 2.3], "equal", "met"),  # 1.925 +- .375, and .5 is allowed
         (2.0, [1.4, 2.0], "equal", "missed"),  # 1.7, whatever the spread
-        (2.0, [1.4, 2.6], "equal", "missed"),  # 2 +- .6, of which .5 are allowed
-        (30.0, [10.0, 34.0], "higher", "missed"),  # 22 + 12, of which 1.5 count
+        (2.0, [1.4, 2.6], "equal", "missed"),  # 2 +- .6, and .5 is allowed
+        (30.0, [10.0, 34.0], "higher", "missed"),  # 22 + 12, but at most 1.5 counts
         (30.0, [math.nan, 40.0], "higher", "missed"),
         (30.0, [math.inf], "higher", "missed"),
     ],
@@ -149,7 +149,7 @@ def test_a_failure_is_recorded_and_stops_nothing(ledger, tmp_path):
     assert met.commit
     assert met.versions
     assert met.date
-    # What failed is not tried again: nothing is repeated for its outcome.
+    # A failed measurement is not repeated, since no outcome leads to a repetition.
     assert run(study, ledger, tmp_path) == []
 
 
@@ -173,7 +173,7 @@ def test_every_cell_gets_its_first_number_before_any_gets_a_second(ledger, tmp_p
     assert [(entry.cell, entry.variant) for entry in ended] == [
         (CELL, "reduced"),
         (OTHER, "reduced"),
-        (THIRD, "reduced"),  # has a number that was printed
+        (THIRD, "reduced"),  # the paper prints a number for it
         (CELL, "printed"),
     ]
 
@@ -221,7 +221,7 @@ def test_a_recorded_seed_does_not_run_again_where_its_run_is_gone(ledger, tmp_pa
     run(FakeStudy(measurement(CELL, 40.0)), ledger, tmp_path / "one", seeds=(0, 3), commit="first")
     before = ledger.entries[CELL, "printed", ""]
     elsewhere = FakeStudy(measurement(CELL, 40.0), slow=(40.0,))
-    # A budget of one slow seed is enough, since one seed is lacking.
+    # A budget of one slow seed is enough, since only one seed is missing.
     run(elsewhere, ledger, tmp_path / "two", seeds=(0, 1), budget=100.0, commit="second")
     assert elsewhere.ran == [(40.0, 1)]
     entry = ledger.entries[CELL, "printed", ""]
@@ -335,7 +335,7 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
         measurement(OTHER, 5.0, "reduced"),
         measurement(OTHER, 6.0, "stand-in"),
         measurement(OTHER, 7.0, "stand-in", name="narrow"),
-        measurement(THIRD, 9.0),  # none
+        measurement(THIRD, 9.0),  # no images
     )
     run(study, ledger, tmp_path)
     paths = draw_sheets(study, ledger, tmp_path / "sheets")
@@ -349,7 +349,7 @@ def test_a_sheet_shows_the_images_that_most_measurements_of_a_table_have_in_comm
         "DLG, MNIST (stand-in, narrow): 7.0 dB",
     ]
     assert [float(images[0, 0, 0, 0]) for images in rows.values()] == [0.1, 0.05, 0.06, 0.07]
-    # What another folder has measured is not run for a picture.
+    # A measurement from another folder is not run again for a picture.
     elsewhere = FakeStudy(measurement(OTHER, 5.0, "reduced"), measurement(OTHER, 6.0, "stand-in"))
     assert draw_sheets(elsewhere, ledger, tmp_path) == elsewhere.ran == []
 
@@ -362,7 +362,7 @@ def test_sheets_of_the_papers_have_titles_and_rows_of_their_own_that_name_stand_
         assert len(set(labels)) == len(labels)
         titles = {table: sheet_title(paper, table) for table, _ in labels}
         assert len(set(titles.values())) == len(titles)
-        assert not any(table in title for table, title in titles.items())  # such as "table3"
+        assert not any(table in title for table, title in titles.items())  # no id, like "table3"
         for entry, (_, label) in zip(entries, labels, strict=True):
             assert ("in place of SVHN" in label) == (" for SVHN" in entry.differs)
     svhn = ledger_of("fedleak").entries["table3/ig/b16/svhn", "stand-in", "reduced"]

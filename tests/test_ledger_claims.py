@@ -1,4 +1,4 @@
-"""Statements about several numbers: what all of these give, and what one of them refutes."""
+"""Claims about several numbers: all of them together support a claim, and a single one refutes it."""
 
 import math
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_one_number_refutes_a_statement_and_does_not_meet_it(tmp_path, value, st
     assert entry.status == status
     assert entry.why.endswith(f"{value:g} against at least 30")
     assert (entry.value is None) == (status == "not run")
-    # Another seed that does not refute takes a refutation back.
+    # A further seed that does not refute the claim withdraws the refutation.
     if status == "missed":
         run(FakeStudy(replace(part, jobs=(100.0,), differs="another seed")), ledger, tmp_path)
         assert ledger.entries[part.key].status == "not run"
@@ -86,7 +86,7 @@ def test_table_4_of_the_submission_keeps_its_epochs(cafe):
         assert setting.batch_size == 800 * ratio
     reduced = cafe["cafe-iclr"][cell.format(0.01), "reduced", ""]
     (setting,) = reduced.jobs
-    # The steps are longer as they are fewer: the path of a sample is as long.
+    # The steps are fewer but longer, so the path of a sample has the same length.
     assert setting.iterations * setting.batch_size / setting.num_samples == 50
     assert dict(setting.overrides) == {"data_learning_rate": pytest.approx(1.6)}
     assert "50 updates of every sample for 800, each 16 times as long (1.6)" in reduced.differs

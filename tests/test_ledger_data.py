@@ -1,4 +1,4 @@
-"""The ledger knows the samples that it was measured on: nothing is compared with, or recorded beside, other samples."""
+"""The ledger stores which samples it was measured on, and refuses to compare or record results on other samples."""
 
 import json
 
@@ -14,7 +14,7 @@ from jaxleak.study.ledger import MEASURED, DataSets, data_of, recheck
 
 
 def _write(folder, seed, names=("yale32",)):
-    """A folder of data sets whose samples are noise, another one for every seed."""
+    """Write data sets of noise that depends on the seed; returns the folder."""
     folder.mkdir(exist_ok=True)
     noise = np.random.default_rng(seed)
     for name in names:
@@ -24,7 +24,7 @@ def _write(folder, seed, names=("yale32",)):
 
 @pytest.fixture
 def at(tmp_path, monkeypatch):
-    """Make the data of one seed those at hand; the folder of every seed is another one."""
+    """A function that makes the data of a seed the available ones; every seed has its own folder."""
 
     def choose(seed, names=("yale32",)):
         monkeypatch.setenv("JAXLEAK_DATA_DIR", str(_write(tmp_path / f"data{seed}", seed, names)))
@@ -40,7 +40,7 @@ def test_other_samples_are_refused_by_name_with_what_was_expected_and_found(at, 
     assert known.add(["yale32"]) == []
     assert known.compare(["yale32?size=8"]) == {"yale32": ""}
     assert known.known["yale32"].samples == 12
-    known.require(["yale32", "mnist"])  # of MNIST nothing is known
+    known.require(["yale32", "mnist"])  # MNIST has no fingerprint
     assert known.unknown(["yale32", "mnist"]) == ["mnist"]
     at(1)
     here = DataSets(tmp_path / "other")
@@ -72,7 +72,7 @@ def test_order_labels_and_columns_of_tables_count(change, tmp_path, monkeypatch)
         elif change == "label":
             y = np.roll(y, 1)
         else:
-            x = 2 * x  # scaled to [0, 1], this table is the same one
+            x = 2 * x  # scaled to [0, 1], this table is unchanged
     assert "other samples" in data_sets.compare([name])[name]
 
 
@@ -111,7 +111,7 @@ def test_what_a_machine_lacks_is_no_disagreement(at, ledger, tmp_path):
 
 
 class TestCommand:
-    """`python -m experiments.reproduce` where the data at hand are other ones, or are missing."""
+    """`python -m experiments.reproduce` with other data than the ledger's, or with missing data."""
 
     @pytest.fixture
     def reproduced(self, ledger, tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ class TestCommand:
             reproduced(record=True, cell=(CELL,))
         assert reproduced.study.ran == []
         assert not ledger.path.exists()
-        assert reproduced(cell=(CELL,)) == 0  # one's own data may be measured, and are not kept
+        assert reproduced(cell=(CELL,)) == 0  # other data may be measured but are not recorded
 
 
 def test_every_measured_cell_has_data_whose_fingerprint_is_stored(tmp_path):

@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere: to files of the clone, and to headings that are there."""
+"""Links of the pages have targets: files of the clone, and existing headings."""
 
 import re
 from pathlib import Path
@@ -11,24 +11,24 @@ _LINK, _CODE = re.compile(r"\]\(([^)\s]+)\)"), re.compile(r"```.*?```", re.DOTAL
 
 
 def text_of(page):
-    """What a reader sees as text, without programs."""
+    """The text of a page without its programs."""
     return _CODE.sub("", page.read_text())
 
 
 def anchor(heading):
-    """The name by which the site's generator, and GitHub, let a link point at a heading."""
+    """The anchor of a heading, as the site's generator and GitHub name it."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"<!--.*?-->", "", heading))
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain.lower()).strip())
 
 
 def broken(page, text):
-    """The links of a page that lead nowhere."""
+    """Yield the links of a page whose target does not exist."""
     for target in _LINK.findall(text):
         path, _, name = target.partition("#")
         if "://" in target or target.startswith("mailto:"):
             continue
         file = (page.parent / path).resolve() if path else page
-        if file.parent == ROOT / "docs" / "examples":  # the site makes these pages of the programs
+        if file.parent == ROOT / "docs" / "examples":  # the site makes these pages from the programs
             file = ROOT / "examples" / f"{file.stem}.py"
         if not file.exists():
             yield target

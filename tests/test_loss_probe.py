@@ -1,4 +1,4 @@
-"""What attacks and label rules ask of a client's loss before they rely on it."""
+"""Checks of a client's loss before attacks and label rules rely on it."""
 
 import jax
 import jax.numpy as jnp
@@ -45,22 +45,22 @@ def smoothed(logits, y):
 
 
 def least_of_labels(logits, y):
-    """Takes labels of either shape, but means something else by them."""
+    """A loss that accepts labels of both shapes but interprets (B, C) differently."""
     return objectives.cross_entropy(logits, jnp.argmin(y, axis=-1) if y.ndim == 2 else y)
 
 
 class TestLosses:
-    """Clients call their loss with integers, attacks call it with (B, C), and both must mean the same."""
+    """Clients call their loss with integers, attacks call it with (B, C), and both must have the same meaning."""
 
     @pytest.mark.parametrize(
         ("loss", "found", "size", "labels"),
         [
-            (one_hot_inside, "this one has another gradient", 1, "calibrated"),  # of one image it broadcasts
+            (one_hot_inside, "this one has another gradient", 1, "calibrated"),  # for one image it broadcasts
             (one_hot_inside, "this one raises", B, "calibrated"),
             (integers_only, "this one raises", 1, "calibrated"),
             (integers_only, "this one raises", B, "calibrated"),
             (least_of_labels, "this one has another gradient", 1, "calibrated"),
-            # Which rule finds the labels does not matter, since the loss is looked at first.
+            # The label rule does not matter, since the loss is checked first.
             *((least_of_labels, "this one has another gradient", B, rule) for rule in ("given", "joint", "calibrated")),
         ],
     )
@@ -94,7 +94,7 @@ class TestLosses:
         def weighted(logits, y):
             return -jnp.mean(weights * jnp.sum(objectives.soft_labels(y, 3) * jax.nn.log_softmax(logits), axis=-1))
 
-        def standardised(logits, y):  # which has no gradient of one image
+        def standardised(logits, y):  # has no gradient for a single image
             return objectives.cross_entropy((logits - logits.mean(axis=0)) / logits.std(axis=0), y)
 
         check_soft_labels(weighted, 3, 4)
@@ -127,7 +127,7 @@ class TestLosses:
 
 
 class TestRulesUnderOtherLosses:
-    """Label rules read (softmax - label) / B, the gradient of a mean cross-entropy, or a known multiple of it."""
+    """Label rules assume (softmax - label) / B, the gradient of a mean cross-entropy, or a known multiple of it."""
 
     Y = jnp.array([1, 3, 3, 7], jnp.int32)
     MODEL = models.mlp(SHAPE, 10, widths=(12,), activation="relu")
@@ -168,7 +168,7 @@ class TestRulesUnderOtherLosses:
 
         model = models.mlp(SHAPE, classes, widths=())
         losses = [squares, weighted, several_labels, objectives.double_softmax_cross_entropy]
-        for loss in losses + [focal] * (classes == 2):  # of more classes it is nearly a multiple
+        for loss in losses + [focal] * (classes == 2):  # for more classes its gradient is nearly a multiple
             share = protocols.ClientShare(model, loss=loss)
             with pytest.raises(ValueError, match=r'labels=\'calibrated\' cannot be inferred under this loss.*"given"'):
                 attacks.inversion(model, share, settings(), batch_size=size)

@@ -91,7 +91,7 @@ def test_upstream_rates_no_lower_than_whole_images():
 
 
 def _slow_ssim_at(a, b, row, column, radius=5, sigma=1.5):
-    """Wang et al. 2004, eq. 13 with 14-16, at one pixel whose window lies inside the image."""
+    """SSIM by Wang et al. 2004, eq. 13 with 14-16, at one pixel with its window inside the image."""
     total, pairs = 0.0, []
     for i in range(-radius, radius + 1):
         for j in range(-radius, radius + 1):
@@ -201,7 +201,7 @@ def test_matching_is_the_best_of_all_pairings():
 def test_an_exact_image_is_matched_with_itself_whatever_the_others_are():
     truth = np.stack([np.full((8, 8, 1), 0.5), np.full((8, 8, 1), 0.7)])
     truth[:, ::2] += 0.1
-    estimate = np.stack([truth[0], truth[0] - 0.4])  # least squares would give the first image to the second truth
+    estimate = np.stack([truth[0], truth[0] - 0.4])  # least squares would match the first image with the second truth
     swapped = metrics.mse(truth, estimate[[1, 0]]).sum()
     assert swapped < metrics.mse(truth, estimate).sum()
     assert metrics.match_one_to_one(truth, estimate).tolist() == [0, 1]
@@ -271,7 +271,7 @@ def test_a_tint_is_the_line_of_least_squares_of_every_channel(images):
 
 @pytest.fixture
 def network(tmp_path, monkeypatch):
-    """Stands in for LPIPS, PyTorch and torchvision: it remembers what it is given, and answers 2 (a - b)."""
+    """A stub of LPIPS, PyTorch and torchvision that records its inputs and returns 2 (a - b)."""
     made = {}
 
     class Network:
@@ -458,7 +458,7 @@ def test_images_that_are_scored_as_they_are(images):
         metrics.image_scores(truth, np.where(estimate > 0.5, np.inf, estimate))
     rounded = metrics.image_scores(truth * (1 + 2e-6) - 1e-6, estimate)[0]
     assert rounded == pytest.approx(metrics.image_scores(truth, estimate)[0], rel=1e-3)
-    # Tables, which are images of one row; images of two or five channels, or of three rows; signals of many leads.
+    # Tables (images of one row), images with two or five channels or with three rows, and signals of many leads.
     for shape in ((2, 1, 9, 1), (2, 1, 9, 2), (2, 8, 8, 2), (2, 8, 8, 5), (2, 3, 8, 3), (2, 1, 1, 30), (2, 4, 16, 12)):
         metrics.image_scores(np.full(shape, 0.25), np.full(shape, 0.5))
 
@@ -480,7 +480,7 @@ class TestFeatures:
 
     def test_entries_that_do_not_count_change_nothing(self):
         entries = np.array([[True, True], [True, False], [False, True]])
-        for fill in (0.0, np.nan):  # what stands where a value is missing
+        for fill in (0.0, np.nan):  # placeholder for a missing value
             truth = np.where(entries, self.TRUTH, fill)
             assert metrics.feature_mse(truth, self.ESTIMATE, entries=entries) == pytest.approx(1 / 4)
             assert metrics.feature_r2(truth, self.ESTIMATE, entries=entries) == pytest.approx(1 - 1 / 2)
@@ -506,7 +506,7 @@ class TestFeatures:
                 score(self.TRUTH, self.ESTIMATE, np.ones(2, bool))
         with pytest.raises(ValueError, match="truth must vary"):
             metrics.feature_r2(self.TRUTH[:, 1:], self.ESTIMATE[:, 1:])
-        with pytest.raises(ValueError, match="truth must vary"):  # whose mean is not 0.1 in floating point
+        with pytest.raises(ValueError, match="truth must vary"):  # the mean is not 0.1 in floating point
             metrics.feature_r2(np.full((7, 1), 0.1), np.full((7, 1), 0.2))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])

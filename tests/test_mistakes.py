@@ -1,4 +1,4 @@
-"""Mistakes that are made on purpose: each changes what it says, by as much as it says, and nothing else."""
+"""Deliberate mistakes: each changes only what it names, and by the stated amount."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ NAMES = ("share", "variables", "payload", "batch_size")
 
 
 def _client(model, *, size=4, seed=0, **share):
-    """An update that no client would send: what is done to it is all that matters."""
+    """A client with a random update; only the changes that mistakes make to it matter."""
     variables = reference.drawn(model)
     rng = np.random.default_rng(0)
     payload = jax.tree.map(lambda w: jnp.asarray(rng.standard_normal(w.shape), jnp.float32), variables["params"])
@@ -35,7 +35,7 @@ def perceptron():
 
 
 def made(name, client, changed):
-    """What a mistake claims of one thing, of which the rest is left as it is."""
+    """The changed part of a mistake's claim, after a check that the other parts are unchanged."""
     claim = mistakes.MISTAKES[name](client)
     right = dict(zip(NAMES, (client.share, client.variables, client.payload, client.size), strict=True))
     assert set(claim) == set(NAMES)
@@ -45,7 +45,7 @@ def made(name, client, changed):
 
 
 def differ(client, payload):
-    """Names of the leaves that are not those of the client."""
+    """The leaves, by name, that differ from the client's."""
     right = named_leaves(client.payload)
     leaves = jax.tree.leaves(payload, is_leaf=lambda leaf: leaf is None)
     return {
@@ -88,7 +88,7 @@ def test_other_weights_are_near_or_nowhere_near(client):
         size = float(jnp.sqrt(jnp.mean(params[name] ** 2)))
         off = float(jnp.sqrt(jnp.mean((moved - params[name]) ** 2)))
         assert off == pytest.approx(0.01 * size, rel=4 / params[name].size ** 0.5), name
-    # The client's own are drawn from its key, and those of the other model are not.
+    # The client's weights are drawn from its key, but the other model's are not.
     other = named_leaves(made("weights of another model", client, "variables")["params"])["head/kernel"]
     assert not np.allclose(other, params["head/kernel"], atol=0.05)
 
@@ -112,7 +112,7 @@ def test_the_client_is_the_same_in_another_mode(client, mode, other):
     assert {name: getattr(share, name) for name in options} == options
     assert share.model is client.share.model
     again = mistakes.MISTAKES["another mode of batch normalisation"](own)["share"]
-    assert again == share  # so that nothing is compiled twice
+    assert again == share  # equal shares compile only once
     assert hash(again) == hash(share)
     if other == "eval":
         unknown = own._replace(variables={"params": own.variables["params"]})
@@ -145,7 +145,7 @@ def test_the_heads_rows_count_channels_first(client):
 
 
 def test_mistakes_of_a_network_with_names_of_its_own_are_made_in_its_own_layout(client):
-    """A head of PyTorch's, whose parameters are a flat dictionary and whose kernel is transposed."""
+    """The head is PyTorch's: its parameters are a flat dictionary, and its kernel is transposed."""
     own = _client(models.convnet((8, 8, 3), 10, channels=(5, 6), strides=(2, 2)))
 
     class Transposed:
@@ -197,7 +197,7 @@ def test_noise_is_as_large_as_the_update_and_a_tenth_of_it_survives_pruning(clie
 
 
 def _trained(model, size):
-    """A client that has computed its update of images of its own."""
+    """A client with images and with the true update of these images."""
     rng = np.random.default_rng(1)
     x, y = jnp.asarray(rng.uniform(size=(size, 4, 4, 1)), jnp.float32), jnp.asarray(rng.integers(0, 10, size))
     share, variables, batch = (
@@ -209,7 +209,7 @@ def _trained(model, size):
 
 
 def _rows_of_the_head(client, payload):
-    """(features, C): what a head without hidden layers has of images x and derivatives of the loss by the logits."""
+    """The kernel gradient (features, C) of a head without hidden layers, and its input images in rows."""
     return np.asarray(payload["head"]["kernel"]), np.asarray(client.batch.x).reshape(client.size, -1)
 
 
@@ -249,7 +249,7 @@ def test_claims_are_compared_with_what_the_client_had():
         verdict = Verdict(outcome, (), (), (), answer._replace(**changed), labels, "", {})
         return mistakes.false_claims(verdict, batch)
 
-    assert judged("leaks") == (2, 2)  # another one of class 2, and the one of class 3
+    assert judged("leaks") == (2, 2)  # a second one of class 2, and the one of class 3
     assert judged("leaks", cosine_distance=1.0) == (0, 2)  # nothing is certified
     assert judged("not shown to leak") == (0, 2)
     assert judged("leaks", x=answer.x[[0, 0, 0]]) == (0, 2)

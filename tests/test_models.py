@@ -24,7 +24,7 @@ def test_patches_equal_lax_in_value_and_first_two_derivatives(shape):
             return jnp.sum(jnp.tanh(conv2d(x, kernel, form=form)) ** 2)
 
         first = jax.grad(loss, argnums=(0, 1))
-        # A gradient of the gradient's norm, which is what matching gradients asks for.
+        # A gradient of a function of the gradient, as gradient matching needs.
         second = jax.grad(lambda x, k: sum(jnp.vdot(g, d) for g, d in zip(first(x, k), (dx, dk), strict=True)), (0, 1))
         return conv2d(x, kernel, form=form), first(x, kernel), second(x, kernel)
 
@@ -58,7 +58,7 @@ def test_conv2d_is_a_cross_correlation_with_zeros_around():
 
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 5), (1, 3), (7, 4)])
 def test_max_pool_equals_a_loop_at_even_and_odd_sizes(height, width):
-    # Shifted below zero, so that a padding with zeros would win.
+    # Shifted below zero, so that wrongly padded zeros would be the maximum.
     z = np.asarray(reference.normal(2, height, width, 3)) - 5
     np.testing.assert_array_equal(jax.jit(max_pool)(z), reference.max_pool(z))
 
@@ -264,7 +264,7 @@ def test_statistics_are_those_of_every_partys_pre_activations(problem):
 
 @pytest.mark.parametrize("activation", [nn.relu, nn.tanh])
 def test_every_block_is_smoothed_at_its_own_temperature(activation):
-    """The third block has the share of the second, and only ReLUs have a smoothed derivative."""
+    """The third block has the temperature share of the second, and only ReLUs have a smoothed derivative."""
     extractor = ConvExtractor((2, 3, 2), activation, "patches")
     x, tangent, temperature = reference.normal(2, 8, 7, 1), reference.normal(2, 8, 7, 1, seed=1), jnp.array([0.1, 0.3])
     shapes = jax.eval_shape(lambda: extractor.init(jax.random.key(0), x))["params"]
@@ -301,7 +301,7 @@ def test_networks_without_an_extractor_have_one_party_and_ten_classes_by_themsel
 
 
 def _by_hand(layers, x, linear_last):
-    """Dense layers of Flax with ReLUs between."""
+    """The output of Flax's dense layers with ReLUs between them."""
     for i in range(len(layers)):
         x = x @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"]
         x = x if linear_last and i == len(layers) - 1 else np.maximum(x, 0)
@@ -367,7 +367,7 @@ def test_bottoms_and_top_of_the_smallest_sizes_and_below():
 
 
 class TestFrozenParts:
-    """A network of which a client trains a part: what is fixed is no gradient, and what is left is as it was."""
+    """Networks of which a client trains only a part: fixed parameters have no gradient, and the rest is unchanged."""
 
     MODEL = models.mlp((2, 2, 1), 3, widths=(4,))
 
@@ -388,7 +388,7 @@ class TestFrozenParts:
         rows = set(jax.eval_shape(self.MODEL.rows, variables, x))
         assert kernel in rows
         assert set(jax.eval_shape(model.rows, trained, x)) == rows - {kernel}
-        # The head is trained, and its leaves are named as before.
+        # The head is trained, and its leaves keep their names.
         assert model.head == self.MODEL.head
         assert tuple(model.head_names) == tuple(self.MODEL.head_names)
         assert model.notes[-1] == "1 of 4 parameters are constants"
@@ -408,7 +408,7 @@ class TestFrozenParts:
         assert (again.head, again.head_leaves) == ("", ())
 
     def test_variables_of_the_whole_network_are_refused(self):
-        """Their gradient would hold what the client does not send, and an attack would read all of it."""
+        """Their gradient would contain entries that the client does not send, and an attack would use them."""
         kernel, _ = self.MODEL.head_names
         variables, model, trained = self.frozen(kernel)
         x = reference.normal(1, 2, 2, 1)
@@ -435,7 +435,7 @@ class TestFrozenParts:
 
 
 def test_an_equal_network_is_the_same_object():
-    """Else all that was compiled for the one would be compiled again for the other."""
+    """Otherwise all programs for one network would be compiled again for the other."""
     model = models.mlp((4, 4, 1), 3)
     assert models.mlp([4, 4, 1], 3) is model
     assert models.mlp((4, 4, 1), 3, widths=(5,)) is not model

@@ -1,4 +1,4 @@
-"""Marked numbers of the pages are those of the stored results."""
+"""Marked numbers of the pages equal the stored results."""
 
 import json
 import re
@@ -67,7 +67,7 @@ def test_every_page_shows_what_is_stored():
 
 
 def test_no_line_begins_with_a_marker():
-    """A comment at the beginning of a line, or behind up to three spaces, ends a paragraph and the emphasis in it."""
+    """In Markdown, a comment at the start of a line, or after up to three spaces, ends a paragraph and its emphasis."""
     for page in numbers.pages():
         assert not [line for line in page.read_text().splitlines() if re.match(" {0,3}<!-- .*<!-- / -->", line)], page
 
@@ -100,6 +100,6 @@ def test_measurements_without_a_source_are_found(text, left):
 
 
 def test_no_page_has_a_measurement_without_a_source():
-    written = numbers.ROOT / "docs" / "reproduction"  # by a command, from the ledger
+    written = numbers.ROOT / "docs" / "reproduction"  # a command writes these pages from the ledger
     typed = {page.name: numbers.unsourced(page.read_text()) for page in numbers.pages() if written not in page.parents}
     assert {page: found for page, found in typed.items() if found} == {}

@@ -128,8 +128,8 @@ def test_objectives_refuse_weights_out_of_range():
         objectives.matching_objective(consistency=1.0)
 
 
-#: Objectives with the weights that they have unless told otherwise: of the gradient, the total variation, the features
-#: and the statistics, and of the group consistency.
+#: Objectives with their default weights: of the gradient, the total variation, the features, the statistics, and the
+#: group consistency.
 WEIGHTS = {
     "cafe_objective": (1e-2, 1e-4, 1e-3, 0.0, 0.0),
     "dlg_objective": (1.0, 0.0, 0.0, 0.0, 0.0),
@@ -189,7 +189,7 @@ def test_a_matching_objective_weighs_every_term_and_has_none_by_itself(trees):
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4, 1), (2, 4, 4, 1)])
 def test_truncation_is_by_tile_and_counts_its_own_bound(shape):
-    """One bright row in every tile: two edges of four pixels."""
+    """Every tile has one bright row, with two edges of four pixels."""
     x = np.zeros(shape)
     x[..., 1, :, :] = 0.5
     tiles = shape[1] if len(shape) == 5 else 1

@@ -1,4 +1,4 @@
-"""Updates of a loss that is no cross-entropy: what needs neither the loss nor the label attacks one sample's."""
+"""Updates of a loss that is no cross-entropy: the attacks that need neither the loss nor the labels."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ FINDINGS = 5
 
 
 def _sent(model, images=1):
-    """Images (B, H, W, channels), the weights, and the gradient of a binary cross-entropy over several findings."""
+    """Images (B, H, W, channels), weights, and the gradient of a binary cross-entropy over several findings."""
     variables = reference.drawn(model)
     x = reference.uniform(images, *model.image_shape, seed=1)
     y = jax.random.bernoulli(jax.random.key(2), 0.4, (images, FINDINGS)).astype(jnp.float32)
@@ -77,7 +77,7 @@ def test_a_dense_layer_on_pixels_leaks_the_image_whatever_the_loss_is(dense, sig
 
 @pytest.mark.parametrize("facts", [{"loss": "other"}, {"defense": "other"}])
 def test_signs_of_a_dense_layers_gradient_are_no_image(dense, facts):
-    """They have the form that one sample gives, of an image that is white wherever the client's is not black."""
+    """Signs have the form of one sample's gradient, for an image that is white wherever the client's is not black."""
     model, _, variables, gradient = dense
     signs = jax.tree.map(jnp.sign, gradient)
     verdict = audit.update(model, variables, signs, batch_size=1, minutes=1e-4, **facts)
@@ -108,7 +108,7 @@ def test_what_no_attack_without_the_loss_is_for_is_not_attacked_and_that_is_said
 
 @pytest.mark.slow
 def test_images_of_several_samples_leak_whatever_the_loss_is(convolutional, tmp_path):
-    """With labels that no cross-entropy has: several findings per image."""
+    """The labels are several findings per image, as no cross-entropy of classes has."""
     model = convolutional[0]
     x, variables, gradient = _sent(model, images=2)
     options = {"batch_size": 2, "loss": "other", "out": tmp_path}
@@ -119,7 +119,7 @@ def test_images_of_several_samples_leak_whatever_the_loss_is(convolutional, tmp_
     assert verdict.metrics["psnr"] > 40
     assert verdict.best.y.tolist() == [-1, -1]
     again = audit.update(model, variables, gradient, **options)
-    assert again.best.seconds == verdict.best.seconds  # it was kept
+    assert again.best.seconds == verdict.best.seconds  # it was stored
 
 
 def _known_images(model, variables, sent, images, **options):
@@ -130,10 +130,10 @@ def _known_images(model, variables, sent, images, **options):
 
 
 def test_known_images_are_compared_whatever_the_loss_is(convolutional):
-    """Weights of another round, other images and another layout leave no loss that explains the update."""
+    """With weights of another round or other images, no loss explains the update."""
     model, _, variables, _ = convolutional
     x, _, gradient = _sent(model, images=2)
-    for scale in (1.0, -7.0):  # a factor is a part of the loss
+    for scale in (1.0, -7.0):  # a factor belongs to the loss
         sent = jax.tree.map(lambda g, scale=scale: scale * g, gradient)
         assert _known_images(model, variables, sent, x).status == "passed"
     later = {**variables, "params": jax.tree.map(lambda w, g: w - g, variables["params"], gradient)}
@@ -159,7 +159,7 @@ def test_known_images_show_the_mode_of_normalisation_whatever_the_loss_is():
 
 @pytest.mark.parametrize("facts", [{"loss": "other"}, pytest.param({"defense": "other"}, marks=pytest.mark.slow)])
 def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
-    """Labels and loss enter by numbers of their own, which an answer is as free to choose as its pixels."""
+    """Unknown labels and an unknown loss add free numbers, which an answer can choose like its pixels."""
     model, _, variables, gradient = dense
     asked = []
 
@@ -168,7 +168,7 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
         return answer_of(name), 1.0
 
     monkeypatch.setattr(stages, "search", search)
-    monkeypatch.setattr(stages, "_LATER", (10**9,))  # which no budget has
+    monkeypatch.setattr(stages, "_LATER", (10**9,))  # more than any budget
     audit.update(model, variables, gradient, batch_size=3, **facts)
     assert asked[-1][0] == f"{ANY_LOSS}_400"
     assert asked[-1][1] >= 3 * FINDINGS
@@ -187,7 +187,7 @@ def test_more_unknowns_than_numbers_certify_nothing(dense, monkeypatch, facts):
 def test_no_finding_advises_what_is_stated_already(monkeypatch, convolutional, facts, advised):
     model, _, variables, gradient = convolutional
     monkeypatch.setattr(stages, "search", lambda case, name, *_, **__: (answer_of(name, 0.9), 1.0))
-    monkeypatch.setattr(stages, "_LATER", (10**9,))  # which no budget has
+    monkeypatch.setattr(stages, "_LATER", (10**9,))  # more than any budget
     found = audit.update(model, variables, gradient, batch_size=3, **facts).findings
     (option,) = (finding.option for finding in found if finding.name == EXPLAINED)
     assert {known for known in (LOSS_OTHER, DEFENSE_OTHER) if known in option} == advised
@@ -207,7 +207,7 @@ def test_a_list_of_options_without_one_of_them_reads_as_a_list():
 
 @pytest.fixture
 def peeled(monkeypatch):
-    """A network whose last layer no attack knows how to read, so that only what lies below a dense layer is left."""
+    """A network with a last layer that no attack can read, so that only peeling of a dense layer remains."""
     monkeypatch.setattr(without_loss, "why_not_any_loss", lambda *_: "the network ends in no dense layer that is known")
 
 
@@ -245,12 +245,12 @@ def test_peeling_finds_the_image_whatever_the_loss_is(convolutional, peeled, tmp
     assert verdict.best.attack == PEELED_ALONE
     assert "of that layer's inputs and of the gradient below it has a cosine distance" in verdict.reasons[0]
     assert metrics.ssim(verdict.best.x, x)[0] > 0.95
-    assert audit.update(model, variables, gradient, **options).best.seconds == verdict.best.seconds  # it was kept
+    assert audit.update(model, variables, gradient, **options).best.seconds == verdict.best.seconds  # it was stored
 
 
 @pytest.mark.parametrize("part", ["inputs", "below"])
 def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolutional, peeled, monkeypatch, part):
-    """The inputs are the longer part, beside which a gradient of other weights would not count."""
+    """The inputs have the larger norm and would outweigh a wrong gradient below them, so both parts are compared."""
     model, x, variables, gradient = convolutional
     case = {}
 
@@ -279,7 +279,7 @@ def test_what_is_peeled_must_fit_in_the_layers_inputs_and_below_them(convolution
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_findings_show_in_the_signs_where_every_output_has_a_binary_cross_entropy(dense, sign):
-    """The equations that simulate the cross-entropy of classes are not asked, and would refuse the update."""
+    """Checks that assume a cross-entropy of classes would refuse the update, and are not run."""
     model, _, variables, gradient = dense
     sent = jax.tree.map(lambda g: sign * g, gradient)
     verdict = audit.update(model, variables, sent, batch_size=1, loss="binary_cross_entropy", minutes=1e-4)

@@ -1,4 +1,4 @@
-"""Audits of an update behind a defense of somebody's own: what is known of it, and what is refused."""
+"""Audits of an update with a user's defense: what the audit knows of the defense, and what it refuses."""
 
 import json
 
@@ -16,7 +16,7 @@ from jaxleak.defenses import CLIENT_DEFENSES, per_leaf, stateless
 from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism, RankedNoise, Recomputed, Replayed
 from jaxleak.protocols import ClientShare
 
-#: A file whose functions make a Gaussian noise of the strength, and say whether they ran.
+#: A file with functions that make Gaussian noise of a strength and show whether they ran.
 FILE = """
 import jax
 
@@ -43,7 +43,7 @@ def noise(deviation, declared=None):
 
 @pytest.fixture(scope="module")
 def client():
-    """A client of three images of classes 3, 4 and 5, and what arrives behind a noise of 0.001."""
+    """A client of three images of classes 3, 4 and 5, and the update with noise of 0.001."""
     model = perceptron()
     variables, _, gradient = sent_by(model, images=3)
     return model, variables, noise(1e-3).apply(jax.random.key(0), gradient)
@@ -57,7 +57,7 @@ def test_it_is_known_as_well_as_a_built_in_one_that_does_the_same(client):
     own, built_in = audited(client, own_defense=noise(1e-3)), audited(client, defense="gaussian", strength=1e-3)
     assert own.findings == built_in.findings
     assert own.headline == built_in.headline == "leaks labels"
-    assert own.reasons[0] == built_in.reasons[0]  # the labels that are proven behind it
+    assert own.reasons[0] == built_in.reasons[0]  # the labels that are proven despite it
     believed = [reason for reason in own.reasons if "believes the mechanism that it declares, which was" in reason]
     assert len(believed) == 1
     assert "the defense (own) and its strength" in own.threat
@@ -138,7 +138,7 @@ def test_a_defense_that_works_on_the_images_is_given_what_it_reads(client):
 
 @pytest.fixture
 def command(client, tmp_path, monkeypatch):
-    """`jaxleak audit` on files, in a folder with `mine.py`."""
+    """The words of a `jaxleak audit` command on files, in a folder with `mine.py`."""
     _, variables, sent = client
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)

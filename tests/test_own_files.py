@@ -1,4 +1,4 @@
-"""Studies of an attack and of a defense of one's own, FILE.py:NAME: what they run, and what they refuse."""
+"""Studies of a user's attack or defense, FILE.py:NAME: what they run, and what they refuse."""
 
 import sys
 from dataclasses import replace
@@ -115,7 +115,7 @@ def file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def imported_anew():
-    """The modules beside the file are those of each test's own folder, as in a process of its own."""
+    """Let imports resolve to the modules in each test's own folder, as in a new process."""
     path = list(sys.path)
     yield
     in_another_process()
@@ -266,7 +266,7 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
 
 def test_a_trade_off_asks_of_a_defense_that_does_not_read_its_strength(file):
     deaf, hears = f"{file}:deaf", f"{file}:halved"
-    # A strength at which an upload is not changed says nothing: a clip may be too wide for these numbers.
+    # A strength that does not change an upload shows nothing: a clip may be too wide for these numbers.
     points = swept_points(Case(**TINY), [deaf, hears], {deaf: (0.1, 0.5, 1.0, 2.0), hears: (0.1, 0.5, 1.0)})
     asked = [text for text in about_defenses([p.case for p in points]) if text.endswith("use the strength?")]
     assert asked == [

@@ -1,4 +1,4 @@
-"""Studies of a network of one's own, `--model FILE.py:NAME`: which weights it has, and when its results are refused."""
+"""Studies of a user's network, `--model FILE.py:NAME`: its weights, and changed networks that are refused."""
 
 import sys
 from dataclasses import replace
@@ -236,7 +236,7 @@ def test_what_a_network_does_is_found_by_trying_it(file):
     file.write_text(TRIED)
     plain, hot, mixing = (build_model(_case(file, name), (8, 8, 1), 10) for name in ("Plain", "Hot", "Mixing"))
     assert (plain.head, plain.by_batch, plain.notes) == ("last", (), ())
-    assert build_model(_case(file, "LogSoftmax"), (8, 8, 1), 10).head == "last"  # the same to every softmax
+    assert build_model(_case(file, "LogSoftmax"), (8, 8, 1), 10).head == "last"  # equal for every softmax
     assert hot.head == ""
     assert any("something follows its last dense layer" in note for note in hot.notes)
     sigmoids = build_model(_case(file, "Sigmoids"), (8, 8, 1), 10)
@@ -270,7 +270,7 @@ def test_an_attack_that_cannot_be_built_is_refused_before_anything_is_trained(fi
         match=r"known \(something follows .*\); .* or say --labels given \(granted\) or joint",
     ):
         jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0)), 0)
-    with pytest.raises(ValueError, match="row_space needs a layer") as refused:  # which no labels would mend
+    with pytest.raises(ValueError, match="row_space needs a layer") as refused:  # no labels would help
         jobs.require(Inversion(_case(file, "Plain", attack="row_space")), 0)
     assert "--labels" not in str(refused.value)
     jobs.require(Inversion(_case(file, "Hot", activation_penalty=0.0, labels="joint")), 0)
@@ -291,7 +291,7 @@ def test_an_imported_module_that_has_changed_since_is_noticed(tmp_path, monkeypa
     text = NETWORKS.replace("return self.last(x.", "return self.last(SCALE * x.").replace("class Net", HELPER)
     (tmp_path / "nets.py").write_text(text)
     kept = []
-    for scale in (1, 20):  # of another length, since compiled modules go by length and second
+    for scale in (1, 20):  # of different length, since Python caches bytecode by length and second
         (tmp_path / "its_helper.py").write_text(f"SCALE = {float(scale)}\n")
         sys.modules.pop("its_helper", None)
         _own_model._loaded.cache_clear()  # as in another process
@@ -308,7 +308,7 @@ HELPER = "from its_helper import SCALE\n\n\nclass Net"
 @pytest.mark.parametrize("given", ["by a file", pytest.param("by whoever calls", marks=pytest.mark.slow)])
 def test_whoever_knows_noise_that_follows_the_weights_knows_the_weights_attacked(file, tmp_path, monkeypatch, given):
     class KnownError(Exception):
-        """Ends the attack once it has said what it knows."""
+        """Raised to end the attack after it has shown its knowledge."""
 
     def informed(*_, variables, **__):
         raise KnownError(variables)

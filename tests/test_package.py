@@ -1,4 +1,4 @@
-"""What a user installs: metadata, the sdist, the wheel that is built from it, and the commands in an empty folder."""
+"""The package that users install: metadata, the sdist, the wheel built from it, and the commands in an empty folder."""
 
 import ast
 import functools
@@ -20,14 +20,14 @@ import pytest
 from jaxleak.study import provenance
 
 ROOT = Path(__file__).parent.parent
-#: Few samples, and as little work on them as shows that all parts are there.
+#: Options for few samples and little work, enough to show that all parts are included.
 SMALL = {
     "demo": "--data digits --num-samples 24 --batch-size 6 --images 2 --out run",
     "invert": "--model mlp --data digits --pool 8 --iterations 2 --out run",
 }
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-#: Distributions whose modules have other names.
+#: Modules with another name than their distribution.
 DISTRIBUTIONS = {
     "PIL": "pillow", "flwr": "flwr", "orbax": "orbax-checkpoint", "skimage": "scikit-image", "sklearn": "scikit-learn",
     "dp_accounting": "dp-accounting", "tensorflow_datasets": "tensorflow-datasets",
@@ -41,7 +41,7 @@ def declared(lines):
 
 @functools.cache
 def third_party_imports():
-    """Every module outside of the standard library that the package imports anywhere, with a file that does."""
+    """Every imported module outside of the standard library and the package, with a file that imports it."""
     found = {}
     for path in sorted((ROOT / "jaxleak").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,7 +52,7 @@ def third_party_imports():
 
 
 def test_everything_that_is_imported_is_declared():
-    """An import that only another dependency brings along works until that dependency changes."""
+    """An import that comes only with another dependency works only until that dependency changes."""
     extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     known = declared(PROJECT["dependencies"]) | declared(extras)
     imports = third_party_imports()
@@ -62,7 +62,7 @@ def test_everything_that_is_imported_is_declared():
 
 def test_what_is_declared_is_imported():
     used = {DISTRIBUTIONS.get(name, name) for name in third_party_imports()}
-    assert declared(PROJECT["dependencies"]) - used == {"jaxlib"}  # which jax imports, and which has its own versions
+    assert declared(PROJECT["dependencies"]) - used == {"jaxlib"}  # jax imports it, and it has its own versions
 
 
 def test_the_addresses_and_the_version_are_the_same_everywhere():
@@ -75,7 +75,7 @@ def test_the_addresses_and_the_version_are_the_same_everywhere():
     for address in PROJECT["urls"].values():
         if "/blob/main/" in address:
             assert (ROOT / address.partition("/blob/main/")[2]).is_file()
-    # A version is released once, and its changes then stand under its number.
+    # A version is released once, and then its changes are listed under its number.
     changes = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert changes[0] == "Unreleased" or changes[0].startswith(PROJECT["version"])
 
@@ -99,7 +99,7 @@ def test_links_of_the_readme_on_an_index_page_lead_to_files_of_the_repository():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The sdist and the wheel that is built from what it holds."""
+    """The sdist, and the wheel that is built from its files."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("built")
 
@@ -116,9 +116,9 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """A function that runs Python with the unpacked wheel and its dependencies, in a folder, and nothing of the clone.
+    """A function that runs Python in a folder with the unpacked wheel and its dependencies, without the clone.
 
-    Without `site`, the path file that makes the clone importable in this environment is not read.
+    Python runs without `site`, so it does not read the path file that makes the clone importable in this environment.
     """
     folder = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(built[1]) as archive:

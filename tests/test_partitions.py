@@ -51,7 +51,7 @@ def test_tile_sides_are_multiples_on_request():
     tiles, layout = image_tiles(_images(25, 25), 4, multiple=2)
     assert tiles.shape[2:4] == (14, 14)
     assert layout.padded_height == 28
-    # A party may hold a single row or column of pixels.
+    # A party may have only a single row or column of pixels.
     assert image_tiles(_images(7, 8), 16)[1].note == "7x8 images zero-padded at the bottom and right to 8x8"
     assert image_tiles(_images(8, 7), 16)[1].note == "8x7 images zero-padded at the bottom and right to 8x8"
     assert image_tiles(_images(32, 32), 4, multiple=2)[1].note == ""

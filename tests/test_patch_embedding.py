@@ -29,7 +29,7 @@ def observation(problem):
 
 @functools.cache
 def solver(model):
-    """The attack on a network as one program, compiled once for all updates of it."""
+    """The attack on a network as one compiled function of the observation."""
     attack = attacks.patch_embedding(model)
 
     @jax.jit
@@ -98,7 +98,7 @@ def test_more_tokens_than_the_width_are_not_answered():
     batch = Batch(jnp.linspace(0, 1, 16).reshape(1, 1, 4, 4, 1), jnp.zeros(1, jnp.int32), jnp.arange(1))
     payload = jax.jit(protocols.ClientShare(model))(variables, batch)
     found, _ = solve(model, Observation(jnp.zeros((), jnp.int32), variables, payload))
-    assert found.score < 1e-4  # sixteen unknowns a pixel, eight equations: solved, but by many images
+    assert found.score < 1e-4  # sixteen unknowns and eight equations per pixel of a patch: many solutions
     assert found.gradient_matched
     assert not found.answered
 
@@ -109,9 +109,9 @@ def smooth_image(side):
 
 
 def foreign(width, side):
-    """A transformer of one block as others write it: width first, a position embedding of that layout, tokens last.
+    """A transformer of one block in another layout: width first, tokens last, and a position embedding to match.
 
-    Its head has no bias and reads normalised features, whose sum is zero.
+    The head has no bias and reads normalised features with a sum of zero.
     """
     rng = np.random.default_rng(0)
 
@@ -153,7 +153,7 @@ def foreign(width, side):
     ],
 )
 def test_transformers_of_others_are_solved_wherever_their_positions_stand(width, side, answered, error):
-    """With as many patches as numbers in a token, normalisation leaves one direction open, which smoothness fills."""
+    """With as many patches as numbers in a token, normalisation leaves one direction open; smoothness decides it."""
     model, variables = foreign(width, side)
     batch = Batch(smooth_image(side)[:, None], jnp.array([2]), jnp.arange(1))
     payload = jax.jit(protocols.ClientShare(model))(variables, batch)
@@ -180,7 +180,7 @@ def test_rows_are_those_of_the_patches_whichever_axis_is_the_width(axis):
 
 
 def test_the_likeliest_place_of_the_positions_comes_first():
-    """The position embedding has a row before those of the patches, and `tokens` rows may begin at either."""
+    """The position embedding has a row before those of the patches, so the `tokens` rows may start at either one."""
     layer = patch_embedding._patch_layer(reference.transformer())
     assert (layer.tokens, layer.entries) == (4, 4)
     assert [(where.name, where.first) for where in layer.positions if where.name == "position"] == [
@@ -191,7 +191,7 @@ def test_the_likeliest_place_of_the_positions_comes_first():
 
 @pytest.fixture(scope="module")
 def of_one_logit():
-    """A transformer of one logit, its weights, and what a client of it sends."""
+    """A transformer with one logit, its weights, and the share of its client."""
     module = ViT(1, Style("gelu", "default"), 2, 8, 1, 2, 2)
     model = models.classifier(module, image_shape=(4, 4, 1))
     return model, model.init(jax.random.key(0)), jax.jit(protocols.ClientShare(model))

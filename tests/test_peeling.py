@@ -1,4 +1,4 @@
-"""What the gradients of a dense layer give of one image, and of the layers below it."""
+"""The inputs of a dense layer from its gradients for one image, and the gradient of the layers below."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_peeling_leaves_an_update_of_the_layers_below():
 
 
 def test_a_layer_that_arrived_as_zeros_is_not_divided_by(perceptron):
-    """A client that froze the layer uploads zeros, and so does a layer that no sample reaches."""
+    """A frozen layer has an upload of zeros, and so does a layer that no sample activates."""
     model, variables, _, gradient = perceptron
     first, second = [name for name in named_leaves(gradient) if name.endswith("kernel")][:2]
     assert _peeled(model, variables, gradient).layer == first
@@ -49,7 +49,7 @@ def test_small_gradients_give_a_dense_layers_inputs_as_well(size):
 
 
 def test_a_branch_beside_the_layer_does_not_hide_its_inputs():
-    """What the layer reads is in its own gradient, however else the image reaches the loss."""
+    """A layer's gradient contains the layer's inputs, whatever other paths lead from the image to the loss."""
     keys = jax.random.split(jax.random.key(0), 3)
     params = {
         "beside": jax.random.normal(keys[0], (16, 5)) / 4,
@@ -71,7 +71,7 @@ def test_a_branch_beside_the_layer_does_not_hide_its_inputs():
 
 
 def test_pixels_that_are_cut_off_before_a_dense_layer_are_not_solved_for():
-    """Around grey a clamp is the identity, and elsewhere many images have what was observed."""
+    """Near grey a clamp is the identity, but elsewhere many images have the same observation."""
     keys = jax.random.split(jax.random.key(0), 2)
     params = {
         "layer": {"kernel": jax.random.normal(keys[0], (16, 20)) / 4, "bias": jnp.zeros(20)},

@@ -20,7 +20,7 @@ HELP = re.compile(rf"(?:{WORDS}|per|by)\b", re.IGNORECASE)
 
 
 def comments(path):
-    """Comments of a file; a line that goes on with the comment above it is none of its own."""
+    """Yield the comments of a file; a line that continues the comment above it does not count separately."""
     with path.open("rb") as file:
         last = -1
         for token in tokenize.tokenize(file.readline):

@@ -1,4 +1,4 @@
-"""Charts: nothing is cut, covered or left out, and the panel keeps the width."""
+"""Charts: nothing is cropped, covered or left out, and the panel keeps its width."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from jaxleak.study import plots, sheets
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Call a chart with a path, and get its figure, laid out as it is written."""
+    """A function that draws a chart and returns its figure in the layout of the file."""
 
     def draw(chart, *args, **options):
         kept = []
@@ -108,7 +108,7 @@ def test_a_certificate_counts_its_failures_also_where_there_are_none(drawn, unan
         "certified: 2", "not certified: 1", f"no answer, hence no point: {unanswered}",
     ]  # fmt: skip
     assert axes.get_ylim()[0] == 0
-    assert axes.get_ylim()[1] > 160  # 150 stands for an exact image
+    assert axes.get_ylim()[1] > 160  # 150 dB marks an exact image
 
 
 def test_a_chart_without_a_point_says_so(drawn):
@@ -163,7 +163,7 @@ def test_a_legend_takes_no_space_from_the_curves_and_is_not_cut(drawn, count):
     assert figure.axes[0].get_title(loc="left") == "Curves"
     width = figure.get_window_extent().width
     assert figure.axes[0].get_window_extent().width > 0.8 * width
-    assert figure.axes[0].get_window_extent().height > 3 * figure.dpi  # of the 4 inches that curves have without one
+    assert figure.axes[0].get_window_extent().height > 3 * figure.dpi  # curves without a legend have 4 inches
     legend = figure.legends[0].get_window_extent()
     assert legend.x0 >= 0
     assert legend.x1 <= width

@@ -1,7 +1,7 @@
-"""Once a round has been seen, nothing private may change an attack's answer: the truth is poisoned, bits are compared.
+"""After a round was observed, no private value may change an answer: the truth is poisoned, and bits are compared.
 
-Each study makes its round with the genuine data. After that the images are NaN or gone, labels are drawn at random, and
-whoever loads the data again gets noise in place of the clients' samples. What the threat grants was copied before.
+Each study makes its round with the genuine data. Then the images become NaN or are deleted, labels are redrawn at
+random, and loading the data again gives noise for the clients' samples. What the threat grants was copied before.
 """
 
 import functools
@@ -27,7 +27,7 @@ from jaxleak.study.updates import _public_data as public_data
 
 TINY = Case(model="mlp", data="digits", pool=6, batch_size=2, iterations=3)
 GENERATIVE = {"labels": "bias_rule", "public_samples": 16, "latent_size": 2, "generator_epochs": 1}
-#: What every attack needs beside that to run at all.
+#: Further options that each attack needs.
 ATTACKED = {
     "dlg": {},
     "idlg": {"batch_size": 1},
@@ -45,15 +45,15 @@ ATTACKED = {
     "patch_embedding": {"model": "vit_tiny", "batch_size": 1},
     "spear": {},
 }
-#: The others take a generator of their own, a network with normalisation or a whole transformer, and much compilation;
-#: or, as idlg and inverting_gradients, they run the same code of the study.
+#: Attacks that run by default. Others need a generator, a network with normalisation or a transformer, and much
+#: compilation, or run the same code of the study (idlg and inverting_gradients).
 FIRST = ("fedleak",)
-#: One who makes up clients; one who averages draws of the defense runs with -m slow.
+#: An informed attacker that simulates clients; one that averages draws of the defense runs with -m slow.
 FIRST_ADAPTIVE = ("guardian",)
 
 
 def answer(monkeypatch, case, *, poisoned):
-    """What `attack` makes of seed 0; in place of the scores, the answer before anybody scores it."""
+    """All arrays of the result of `attack` for seed 0, with the unscored answer in place of the scores."""
     public_data._trained.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(inversion, "judged", lambda case, observation, answer, share, truth: answer)
@@ -66,13 +66,13 @@ def answer(monkeypatch, case, *, poisoned):
 def _observe_and_poison(patch, observe, case, seed, side):
     observation, truth = observe(case, seed, side)
     for leaf in jax.tree.leaves(side.private):
-        leaf.delete()  # from here on, reading it is an error
+        leaf.delete()  # from now on, reading it is an error
     patch.setattr(data, "load", functools.partial(_load_noise, data.load, case, np.random.default_rng(7)))
     return observation, jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan), truth)
 
 
 def _load_noise(load, case, rng, spec, count=None, seed=0):
-    """Other noise at every call, so that not even comparing two of them tells what is private."""
+    """Load data with noise for the private samples, new at every call so that comparing calls reveals nothing."""
     found = load(spec, count, seed)
     private = len(found.y[: case.taken]) if spec == case.data else 0
     x, y = found.x.copy(), found.y.copy()
@@ -87,7 +87,7 @@ def test_every_attack_is_in_the_table():
 
 @pytest.mark.parametrize("name", slow_but(ATTACKED, FIRST))
 def test_an_inversion_answers_the_same_when_the_truth_is_gone(name, monkeypatch):
-    if name == "row_space":  # whose shifts take thousands of iterations
+    if name == "row_space":  # its shifts take thousands of iterations
         quick = presets.row_space(TINY.iterations)._replace(shifts=())
         monkeypatch.setitem(presets.PRESETS, name, lambda **_: quick)
     case = replace(TINY, attack=name, **ATTACKED[name])
@@ -111,7 +111,7 @@ VERTICAL = SplitCase("breast_cancer", shadow_records=32, victim_records=32, netw
 
 
 def vfl_answers(monkeypatch, attack, *, poisoned):
-    """All that `attack` hands over to be scored, which is any part of a case's run."""
+    """Everything that `attack`, a part of a case's run, passes to scoring."""
     found, drawn = [], set()
     _own_features._fitted.cache_clear()
 
@@ -131,7 +131,7 @@ def vfl_answers(monkeypatch, attack, *, poisoned):
             return 0.0
 
     def draw(where, case, seed):
-        """A run needs the genuine records once; who draws them again, or has no run to watch, gets poisoned ones."""
+        """Give genuine records only once, to watch the run; later draws, and parts without a run, get poisoned ones."""
         problem, first = split_problem(case, seed), (where, case) not in drawn and where is not _own_features
         drawn.add((where, case))
         return problem if first or not poisoned else _poisoned_victims(problem)
@@ -148,18 +148,18 @@ def vfl_answers(monkeypatch, attack, *, poisoned):
 
 
 def all_of(runs):
-    """The run of a case with these attacks."""
+    """A function that runs a case with these attacks."""
     return lambda: parties_runs.run_case(VERTICAL, 0, runs)
 
 
 def fu_et_al():
-    """Their two attacks, which watch runs of their own."""
+    """Run the two attacks of Fu et al., which watch runs of their own."""
     _comparisons.fu_free_top(VERTICAL, 0)
     _comparisons.fu_completion(VERTICAL, 0)
 
 
 def _poisoned_victims(problem):
-    """The victims' features are NaN and the labels drawn anew; the attacker's own features are its own."""
+    """The problem with NaN for the victims' features and with redrawn labels, but with the attacker's own features."""
     x = jnp.full_like(problem.victim.x, jnp.nan).at[:, ADVERSARY].set(problem.victim.x[:, ADVERSARY])
     y = jax.random.randint(jax.random.key(7), problem.victim.y.shape, 0, problem.model.num_classes)
     return problem._replace(victim=problem.victim._replace(x=x, y=y))

@@ -1,7 +1,7 @@
-"""CAFE, its baselines and who knows of a defense answer the same bits when their studies hold nothing genuine.
+"""CAFE, its baselines and informed attackers give bitwise equal answers when their studies hold no genuine data.
 
-The rounds alone are made with the genuine data. All else that a study holds is poisoned from the start: images are NaN,
-every label is a wrong one, and loading the data again is an error. What the threat grants is copied from the rounds.
+Only the rounds use the genuine data. All other data of a study are poisoned from the start: images are NaN, every
+label is wrong, and loading the data again is an error. What the threat grants is copied from the rounds.
 """
 
 import functools
@@ -24,11 +24,11 @@ from jaxleak.study.rounds.runs import Setting
 N, K = 6, 2
 TINY = {"num_samples": N, "batch_size": K, "parties": 4, "iterations": 4}
 DESCENTS = {
-    # Step III after Steps I and II in nested loops, as the paper has them.
+    # Step III after Steps I and II in nested loops, as in the paper.
     "nested": Setting("descent", **TINY),
-    # Step III alone.
+    # Only Step III.
     **{name: Setting("descent", method=name, **TINY) for name in ("dlg", "idlg", "cosine", "sapag", "bn", "gc")},
-    # The single loop, which may pass on by thresholds, and may watch a model that trains.
+    # The single loop, optionally with thresholds between the steps or with a training model.
     "single": Setting("single", **TINY),
     "single_switch": Setting("single", switch=True, **TINY),
     "single_training": Setting("single", model_learning_rate=0.1, **TINY),
@@ -42,7 +42,7 @@ FIRST = ("single",)
 
 @functools.cache
 def digits(parties):
-    """Six digits among parties whose extractor is one dense layer, which compiles quickly and records statistics."""
+    """A problem of six digits; the extractor is one dense layer that compiles quickly and records statistics."""
     found = data.load("digits", N, 0)
     dataset = found._replace(y=found.y % 2)
     x, layout = data.image_tiles(dataset.x, parties)
@@ -60,14 +60,14 @@ def digits(parties):
 
 
 def poisoned(problem):
-    """The problem with NaN for every image, and for every label the next class."""
+    """The problem with NaN in place of every image, and with the next class in place of every label."""
     x, y = np.full_like(problem.dataset.x, np.nan), (problem.dataset.y + 1) % problem.model.num_classes
     private = problem.private._replace(x=jnp.full_like(problem.private.x, jnp.nan), y=jnp.asarray(y))
     return problem._replace(dataset=problem.dataset._replace(x=x, y=y), private=private)
 
 
 def play_genuine_rounds(patch, problem):
-    """Let every protocol make its rounds with the genuine images, or their genuine features, whatever it is given."""
+    """Make every protocol use the genuine images (or their features) in its rounds, whatever it is given."""
     kept = problem.private._replace(x=forward_features(problem))
 
     def genuine(build):
@@ -85,12 +85,12 @@ def play_genuine_rounds(patch, problem):
 
     for name in ("vertical", "horizontal"):
         patch.setattr(protocols, name, genuine(getattr(protocols, name)))
-    patch.setattr(_rounds, "check_private", lambda *_: None)  # which would refuse the poison that no round reads
+    patch.setattr(_rounds, "check_private", lambda *_: None)  # it would refuse the poison, though no round reads it
     patch.setattr(data, "load", lambda *_: pytest.fail("the study loaded the data again"))
 
 
 def descent_answer(monkeypatch, setting, *, poison):
-    """V and H of Steps I and II, where they run, and the answer before anybody scores it."""
+    """V and H from Steps I and II, if they run, and the unscored answer."""
     problem = digits(setting.parties)
     kept = []
     with monkeypatch.context() as patch:
@@ -105,7 +105,7 @@ def descent_answer(monkeypatch, setting, *, poison):
             kept.append(tables and tables.values)
             cafe_runs.descent(setting, held, tables)
     *values, found = kept
-    # The score of a sample that no batch has had is infinite.
+    # A sample that no batch contained has an infinite score.
     found = found._replace(score=np.nan_to_num(found.score, posinf=-1.0))
     return [np.asarray(leaf) for leaf in jax.tree.leaves((values, found))]
 
@@ -117,7 +117,7 @@ def test_a_descent_answers_the_same_when_the_truth_is_poisoned(name, monkeypatch
 
 
 def exact_answer(monkeypatch, defense, *, poison):
-    """V, H, labels and slices that the exact engine ends with, taken where the study would score them."""
+    """V, H, labels and slices of the exact engine, taken where the study would score them."""
     problem = vertical_problem("breast_cancer", num_samples=12, parties=2, seed=0, key=jax.random.key(0))
     setting = Setting(
         "exact", num_samples=12, batch_size=3, parties=2, images=4, defense=defense, adaptive=defense != "none"

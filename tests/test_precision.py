@@ -1,4 +1,4 @@
-"""Updates of 16 bits: they are recognised, and what rounding leaves is not taken for samples, labels or mistakes."""
+"""Updates of 16 bits are recognised, and rounding errors are not taken for samples, labels or mistakes."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_the_format_is_recognised_by_the_values_and_its_scale_by_what_became_of_
 @pytest.mark.parametrize(("name", "unit"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 def test_the_bound_on_rounding_holds_and_is_not_loose(name, unit):
     precision = Precision(name, unit, 3.0)
-    for size in (1.0, 1e-3, 1e-6, 1e-8):  # the last two are below what float16 resolves
+    for size in (1.0, 1e-3, 1e-6, 1e-8):  # the last two are below float16's resolution
         exact = 3 * size * np.random.default_rng(1).uniform(0.5, 1, (40, 5)).astype(np.float32)
         error = np.linalg.norm(precision.rounded(exact, exact) - exact) / np.linalg.norm(exact)
         assert error <= precision.relative(exact, None)
@@ -70,7 +70,7 @@ def test_a_rounded_update_passes_and_proves_no_sample_that_is_not_there(client, 
     (known,) = check_known_images(share, variables, sent, truth, defended=False)
     assert known.status == "passed"
     rounded = head.head_of(model, sent, variables, precision)
-    assert head.rank_of(rounded._replace(precision=FULL)) > 4  # what rounding adds would be taken for samples
+    assert head.rank_of(rounded._replace(precision=FULL)) > 4  # rounding errors would be taken for samples
     assert head.rank_of(rounded) <= 4
     counted = labels_of(rounded, 4)
     assert (counted.proven <= np.bincount(batch.y, minlength=10)).all()
@@ -107,7 +107,7 @@ def test_a_loss_scale_makes_the_smallest_numbers_smaller_and_no_image_likelier()
     assert error <= found.error(sent, None) < 4 * error
     np.testing.assert_array_equal(found.rounded(sent, sent), sent)
     large = np.float32(2.0**20) * numbers / np.abs(numbers).max()
-    large = (large / 2**8).astype(np.float16).astype(np.float32) * 2**8  # beyond float16 as it stands
+    large = (large / 2**8).astype(np.float16).astype(np.float32) * 2**8  # too large for float16 without the scale
     np.testing.assert_array_equal(precision_of([large], [large]).rounded(large, large), large)
 
 
@@ -117,7 +117,7 @@ def test_kernels_decide_where_normalisation_keeps_float32():
     rounded = kernel.astype(ml_dtypes.bfloat16).astype(np.float32)
     assert precision_of([rounded, scale], [rounded, scale]).name == "bfloat16"
     assert precision_of([kernel, scale.astype(np.float16)], [kernel, scale]) == FULL
-    # A difference of weights has few bits for another reason: the step is small.
+    # A difference of weights has few bits because the step is small.
     small = kernel.astype(np.float16).astype(np.float32) / 2**30
     assert precision_of([small], [small]).name == "float16"
     assert precision_of([small], [small], per_weight=1.0).unit == 0
@@ -148,7 +148,7 @@ def test_an_audit_of_a_rounded_update_needs_no_word_on_it(client):
     model, variables, batch, gradient = client
     sent = _as_sent(gradient, "float16")
     verdict = audit.update(model, variables, sent, batch_size=4, minutes=1e-4)
-    assert verdict.verdict == "leaks"  # labels: the attacks had no time
+    assert verdict.verdict == "leaks"  # only labels: the attacks had no time
     assert (verdict.labels <= np.bincount(batch.y, minlength=10)).all()
 
 

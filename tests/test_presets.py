@@ -1,4 +1,4 @@
-"""Presets: the hyper-parameters that their papers print, and what is done to an answer afterwards."""
+"""Presets: the hyper-parameters that their papers print, and the processing of an answer."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from jaxleak.attacks import client_updates, presets
 from jaxleak.attacks._inversion.median_filter import median_5x5
 from jaxleak.study.updates._attacker import _OPTIMIZERS, _beginning_anew, _untrained
 
-#: What is printed, or said in the presets' own docstrings, by fields of `Settings`; what is not listed is off.
+#: Fields of `Settings` from the papers or from the presets' docstrings; unlisted fields are off.
 PRINTED = {
     "dlg": {"iterations": 300, "labels": "joint"},
     "idlg": {"iterations": 300, "labels": "single_label"},
@@ -36,7 +36,7 @@ PRINTED = {
     "ggl": {"iterations": 500, "labels": "calibrated", "gradient_free": True},
     "rog": {"iterations": 1000, "labels": "calibrated"},
 }  # fmt: skip
-#: Weight, name and kind of the priors.
+#: Priors of each preset: weight, name and kind.
 PRIORS = {
     "inverting_gradients": [(0.1, "tv", "anisotropic")],
     "gradinversion": [(1e-4, "tv", "anisotropic"), (1e-6, "l2", "")],
@@ -76,7 +76,7 @@ def test_a_selection_compares_what_it_picks_and_keeps_its_choice():
     chosen = compared(objectives.fixed_share(picked), None)
     assert float(chosen.distance) == pytest.approx(3.5)
     np.testing.assert_array_equal(chosen.mask["a"], picked["a"])
-    kept = compared(objectives.fixed_share(picked), first)  # what an earlier probe has chosen stays
+    kept = compared(objectives.fixed_share(picked), first)  # the choice of an earlier probe is kept
     assert float(kept.distance) == pytest.approx(1.5)
     np.testing.assert_array_equal(kept.mask["a"], first["a"])
 
@@ -92,7 +92,7 @@ def test_hyper_parameters_are_those_that_are_printed(name):
     assert (getattr(s.compare, "selection", None) is not None) == (name in BLENDS)
 
 
-#: How a candidate's gradient is compared, by distances that test_distances.py has by hand.
+#: Distance of a candidate's gradient by preset; test_distances.py compares these distances with computations by hand.
 DISTANCES = {
     "dlg": objectives.squared_l2,
     "idlg": objectives.squared_l2,
@@ -127,7 +127,7 @@ def test_laplace_noise_has_its_own_likelihood_and_a_search_may_be_far():
 
 
 def test_the_second_moment_of_row_spaces_is_short():
-    """After a gradient of one and one of two, its mean square is that of a decay of 0.99."""
+    """After a gradient of one and one of two, the second moment is that of a decay of 0.99."""
     optimizer, x = preset("row_space").optimizer, np.zeros(1, np.float32)
     state = optimizer.init(x)
     for gradient in (1.0, 2.0):
@@ -149,7 +149,7 @@ def test_granted_statistics_are_matched_as_strongly_as_their_paper_does():
     assert presets.gradinversion(group=1).consistency == 0.0
 
 
-#: The first step of the optimizer from a gradient of one: the learning rate, for Adam and its kin.
+#: Length of the optimizer's first step for a gradient of one; for Adam and its variants, this is the learning rate.
 RATES = {
     "inverting_gradients": 0.1, "sapag": 0.05, "gradinversion": 0.1, "bayes": 0.05, "fedleak": 0.05, "row_space": 0.03,
     "any_loss": 0.1,
@@ -165,7 +165,7 @@ def test_learning_rates_are_those_that_are_printed():
 
 
 def rates_of(optimizer, steps):
-    """The learning rate of every step: with a gradient of one, Adam and its kin move by just that."""
+    """The learning rate of every step: for a gradient of one, it is the step length of Adam and its variants."""
     x = np.zeros(1, np.float32)
     state, rates = optimizer.init(x), []
     for _ in range(steps):
@@ -203,7 +203,7 @@ def test_optimizers_that_take_the_place_of_a_presets_own():
 def test_signs_of_the_gradients_are_all_that_is_read_where_it_is_printed(name):
     optimizer, x = preset(name).optimizer, np.zeros(2, np.float32)
     state = optimizer.init(x)
-    for gradient in ([1.0, -1e-3], [1e-2, -5.0]):  # the second would be a longer or shorter step
+    for gradient in ([1.0, -1e-3], [1e-2, -5.0]):  # without signs, the second step would have another length
         updates, state = optimizer.update(np.array(gradient, np.float32), state, x)
         np.testing.assert_allclose(updates, [-RATES[name], RATES[name]], rtol=1e-4)
 

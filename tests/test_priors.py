@@ -1,4 +1,4 @@
-"""Priors of the gradient inversions: what is added up, and how much of it."""
+"""Priors of the gradient inversions: their values and their weights."""
 
 from types import SimpleNamespace
 
@@ -31,7 +31,7 @@ def test_priors_are_added_up_in_the_same_order_however_they_were_named():
     ]  # fmt: skip
     assert plain.weight("tv") == "auto"
     assert (s.weight("tv"), s.weight("latent")) == (0.3, 0.0)
-    # A prior that was not there has no weight to keep.
+    # A prior that is new has no weight to keep.
     assert presets.dlg(3).weighing(client_updates.variation_prior("sum")).weight("tv") == 0
     both = plain._replace(priors=tuple((0.1, client_updates.variation_prior(kind)) for kind in ("sum", "isotropic")))
     with pytest.raises(ValueError, match="names of their own to be weighed by name, got tv twice"):

@@ -1,4 +1,4 @@
-"""On accelerators products are in float32, unless the user has said otherwise."""
+"""On accelerators, matrix products use float32 unless the user sets another precision."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ def on_a_gpu(monkeypatch):
 def test_what_every_use_begins_with_settles_the_products(on_a_gpu, name):
     BUILD[name]()
     assert getattr(jax.config, SETTING) == "float32"
-    # Also in the gradients, and in what is traced through a network from elsewhere.
+    # The setting also applies to gradients, and to traced code of other libraries.
     program = str(jax.make_jaxpr(jax.grad(lambda a: (a @ a).sum()))(np.ones((2, 2), np.float32)))
     assert program.count("HIGHEST") == 2 * program.count("dot_general[")
 

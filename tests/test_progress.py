@@ -1,4 +1,4 @@
-"""What a run says of where it stands, on a terminal and in a log."""
+"""The display of a run's progress on a terminal and in a log."""
 
 import io
 import itertools
@@ -12,7 +12,7 @@ from jaxleak.study import Progress, RunFolder, _progress, print_metrics
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A second passes at every look."""
+    """A stub of the clock that advances one second per call."""
     seconds = itertools.count()
     monkeypatch.setattr(_progress.time, "perf_counter", lambda: float(next(seconds)))
 

@@ -80,7 +80,7 @@ def test_an_epoch_shows_every_sample_once_and_reshuffles():
     np.testing.assert_array_equal(np.sort(draws, axis=1), np.tile(np.arange(6), (3, 1)))
     partitions = [{frozenset(batch) for batch in epoch.reshape(3, 2).tolist()} for epoch in draws]
     assert len(set(map(frozenset, partitions))) > 1
-    # 7 = 2 * 3 + 1: one sample sits out, not always the same.
+    # 7 = 2 * 3 + 1: each epoch leaves one sample out, not always the same.
     epochs = _draws("epoch", 40, n=7, k=3).reshape(20, 6)
     left_out = {(set(range(7)) - set(epoch)).pop() for epoch in epochs.tolist()}
     assert all(len(set(epoch)) == 6 for epoch in epochs.tolist())
@@ -98,7 +98,7 @@ def test_uniform_batches_are_uniform_and_differ_between_rounds():
 
 @pytest.mark.parametrize("sampling", ["epoch", "uniform"])
 def test_what_a_defense_draws_says_nothing_of_who_was_chosen(sampling):
-    """A shuffle sorts by bits of a child of its key; a defense that draws with that child sees who is in the batch."""
+    """A shuffle sorts by bits of a child of its key; a defense with the same child would reveal who is in the batch."""
     chosen, low = [], []
     for seed in range(60):
         key = jax.random.key(seed)
@@ -167,7 +167,7 @@ def test_a_round_records_what_happened(problem):
 
 
 def test_noise_is_drawn_anew_in_every_round(workers):
-    """The same noise in two rounds would vanish in their difference."""
+    """Equal noise in two rounds would cancel in their difference."""
     model, _, private = workers
     protocol = protocols.vertical(model, num_samples=12, batch_size=12, defense=gaussian_noise(100.0))
     state, step, sent = jax.jit(protocol.init)(jax.random.key(1)), jax.jit(protocol.round), []

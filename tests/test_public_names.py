@@ -1,4 +1,4 @@
-"""The public face: which names every module shows, what they are called, and what importing them costs."""
+"""The public interface: the names of every module, the rules for names, and the cost of imports."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ from jaxleak import attacks
 
 ROOT = Path(jaxleak.__file__).parent.parent
 
-#: Every public module with its exact names. A name that is added or renamed is added or renamed here too.
+#: Every public module with its exact names. New or renamed names must also be changed here.
 NAMES = {
     "jaxleak": """
         Attack attacks audit Batch capture checkpoint data defenses metrics models objectives Observation
@@ -210,10 +210,10 @@ NAMES = {
     """,
 }
 
-#: Words that say enough together with their module's name, as `data.load` and `capture.load` do.
+#: Short names that are clear together with their module's name, as in `data.load` and `capture.load`.
 READ_WITH_THEIR_MODULE = {"load", "save"}
 
-#: Modules that cost more than the rest of the package together, and that no attack needs before it runs.
+#: Modules that take longer to import than the rest of the package together, and that no attack needs before it runs.
 HEAVY = ("chex", "matplotlib", "orbax", "scipy.stats", "skimage", "sklearn", "tensorflow_datasets", "torch")
 
 
@@ -293,7 +293,7 @@ def test_a_users_program_passes_the_strictest_type_check(tmp_path):
     readme = (ROOT / "README.md").read_text()
     program = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     file = tmp_path / "program.py"
-    # A user's mypy says nothing of installed packages, as with --follow-imports=silent, but reads their types.
+    # A user's mypy reads the types of installed packages but reports no errors there, as with --follow-imports=silent.
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", str(file)]
     assert (ROOT / "jaxleak" / "py.typed").exists()
     mistake = "audit.update(model)\n"

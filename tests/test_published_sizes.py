@@ -1,4 +1,4 @@
-"""Sizes and settings that the papers print, written down a second time: a slip in one of them changes what is measured.
+"""Sizes and settings that the papers print, repeated here, since a slip in one of them would change the results.
 
 Sources: CAFE (NeurIPS 2021), Tables 2, 5 and 9 and section 5; images of CIFAR-10 size for a captured update.
 """
@@ -17,7 +17,7 @@ from jaxleak._command.invert.options import Args as InvertArgs
 from jaxleak.attacks import presets
 from jaxleak.study.rounds import runs
 
-#: Private samples N, samples per round K, and images that Step III inverts.
+#: Sizes of each preset: private samples N, samples per round K, and images that Step III inverts.
 SIZES = {
     "demo": (100, 20, 100),
     "mnist": (800, 40, 128),
@@ -25,7 +25,7 @@ SIZES = {
     "paper": (800, 40, 800),
     "scale": (10_000, 100, 16),
 }
-#: How a fake gradient is chosen, and what it is scaled by.
+#: Reading of the algorithm for fake gradients, and the unit of their scale.
 FAKE = {
     "fake-capped": ("clamped", "gradient"),
     "fake-printed": ("printed", "absolute"),
@@ -34,7 +34,7 @@ FAKE = {
     "fake-paired-tensor": ("paired", "tensor"),
     "fake-paired": ("paired", "gradient"),
 }
-#: Iterations where a preset is given none: the paper's, and ours for GGL, ROG, Bayes and our own.
+#: Default iterations of the presets: the papers', and ours for GGL, ROG, Bayes and our own presets.
 ITERATIONS = {
     **{"dlg": 300, "idlg": 300, "inverting_gradients": 4800, "sapag": 4000, "gradinversion": 20_000},
     **{"fedleak_paper": 10_000, "fedleak_upstream": 10_000, "fedleak": 1000, "bayes": 1000, "ggl": 500, "rog": 1000},

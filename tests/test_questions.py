@@ -1,4 +1,4 @@
-"""What an audit asks of an answer before it certifies images: brightness, weight in the batch, pixels that are read."""
+"""Tests of an answer before an audit certifies images: brightness, weight in the batch, and pixels that are read."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -32,12 +32,12 @@ from jaxleak.audit._verdict.questions import (
 from jaxleak.audit._verdict.verdict import AGREE_ABOVE, ALONE, decide
 
 SHAPE = (8, 8, 1)
-#: All images of an answer.
+#: Mask that selects both images of an answer.
 ALL = np.ones(2, bool)
 
 
 def case_at(net, x, y, change=lambda variables: variables):
-    """The audit of a network's client at its own images x (N, 8, 8, 1) and labels y, and these as the answer."""
+    """The audit case of a client with images x (N, 8, 8, 1) and labels y, and the answer with exactly these images."""
     model = net if isinstance(net, models.Classifier) else models.classifier(net, image_shape=SHAPE)
     share, variables = protocols.ClientShare(model), change(reference.drawn(model))
     payload = jax.jit(share)(variables, Batch(jnp.asarray(x)[:, None], jnp.asarray(y), jnp.arange(len(y))))
@@ -46,7 +46,7 @@ def case_at(net, x, y, change=lambda variables: variables):
 
 
 def share_of(case, x):
-    """The update of images in the places of the client's own, as one array."""
+    """The update for images x in place of the client's own, as one vector."""
     seen, y = case.observation, jnp.arange(len(x))
     return reference.flat(case.share(seen.params, Batch(jnp.asarray(x)[:, None], y, y)))
 
@@ -73,13 +73,13 @@ def test_statistics_of_each_image_leave_the_brightness_of_each_open():
     case, answer = case_at(Normalised(), images(2), [0, 1])
     assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [True, True]
     assert toned_images(case, answer, ALL).tolist() == [True, True]
-    # Of batch statistics one image of the batch alone has no brightness of its own.
+    # With batch statistics, the brightness of a single image of the batch is determined.
     case, answer = case_at(models.convnet(SHAPE, 3, batch_norm=True, channels=(4,), strides=(2,)), images(2), [0, 1])
     assert one_by_one(comparing(case, answer), answer, 0.5 * answer.x, np.ones(2, bool)).tolist() == [False, False]
 
 
 class _Seen(nn.Module):
-    """A network of what `by` makes of an image, or the mean of its outputs for several images."""
+    """A small network on transformed images; with several transformations in `by`, the mean of its outputs."""
 
     by: tuple = ()
 
@@ -116,7 +116,7 @@ def test_an_image_whose_mirror_image_has_the_same_update_is_not_determined(turn)
     assert turned_images(case, answer, ALL).tolist() == [True, True]
     case, answer = case_at(_Seen((_own,)), images(2), [0, 1])
     assert turned_images(case, answer, ALL).tolist() == [False, False]
-    # An image that is its own mirror image has no other one.
+    # A symmetric image equals its mirror image.
     x = images(2)
     case, answer = case_at(_Seen((_own, lambda x: x[:, :, ::-1])), (x + x[:, :, ::-1]) / 2, [0, 1])
     assert turned_images(case, answer, ALL).tolist() == [False, False]
@@ -144,14 +144,14 @@ def test_rounding_of_weights_and_a_black_image_are_no_second_sample(rate):
     sent = jax.tree.map(lambda w, a: (w - a) / jnp.float32(rate), weights, after)
     case = case._replace(samples=1, defended=False)
     read = case._replace(observation=case.observation._replace(payload=sent))
-    assert not_of_one_sample(read)  # as an exact gradient it is none
+    assert not_of_one_sample(read)  # read as an exact gradient, it is not one sample's
     assert not not_of_one_sample(read._replace(precision=Precision(of_weights=True, scale=1 / rate)))
     black, _ = case_at(net, 0 * images(1), [3])
     assert not not_of_one_sample(black._replace(samples=1, defended=False))
 
 
 def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below():
-    """Behind sigmoids the head's gradient hardly depends on the images, and the first layer is small beside it."""
+    """After sigmoids, the head's gradient hardly depends on the images and is much larger than the first layer's."""
     case, answer = case_at(models.mlp(SHAPE, 10, widths=(64, 32), activation="sigmoid"), 0.3 * images(2), [0, 1])
     half = share_of(case, 0.5 * answer.x)
     sent = reference.flat(case.observation.payload)
@@ -161,7 +161,7 @@ def test_a_head_that_has_nearly_all_of_the_update_does_not_hide_the_layers_below
 
 
 def test_an_image_that_weighs_nothing_in_its_batch_is_not_determined():
-    def sure(variables):  # of class 0, whatever it sees
+    def sure(variables):  # predicts class 0 for every image
         params = variables["params"]
         return {**variables, "params": params | {"head": params["head"] | {"bias": jnp.array([12.0, 0.0, 0.0])}}}
 
@@ -189,7 +189,7 @@ def test_what_a_mask_hides_is_not_determined():
 
 
 class _Pixelwise(nn.Module):
-    """Reads every pixel by itself with a function before all else."""
+    """A network that first applies a function to every pixel."""
 
     by: Callable = nn.relu
 
@@ -199,7 +199,7 @@ class _Pixelwise(nn.Module):
 
 
 def test_a_dead_pixel_is_not_read_though_the_kinks_are_smoothed_on_the_way():
-    x = np.where(images(2) < 0.5, 0.05, 0.95).astype(np.float32)  # the noise lifts no dark pixel beyond the kink
+    x = np.where(images(2) < 0.5, 0.05, 0.95).astype(np.float32)  # noise lifts no dark pixel above the kink
     case, answer = case_at(models.classifier(_Pixelwise(lambda x: nn.relu(x - 0.65)), image_shape=SHAPE), x, [0, 1])
     found = audit.rival(case.share, case.observation, answer.x, answer.y, key=jax.random.key(0), iterations=1)
     np.testing.assert_allclose(found.unread, (x < 0.5).mean(axis=(1, 2, 3)), atol=0.05)
@@ -219,7 +219,7 @@ def test_pixels_behind_a_saturated_layer_may_have_other_values(sign, flip):
 
 
 def _without_means(x, side):
-    """Without the means of its squares, whose sides have so many pixels, but with the mean of all of them."""
+    """Remove the mean of every square of `side` pixels from images, but keep the mean of the whole image."""
     squares = x.reshape(len(x), 8 // side, side, 8 // side, side, 1)
     off = (squares - squares.mean(axis=(2, 4), keepdims=True)).reshape(x.shape)
     return off + (x.mean(axis=(1, 2, 3), keepdims=True) if side < 8 else 0)
@@ -227,7 +227,7 @@ def _without_means(x, side):
 
 @pytest.mark.parametrize(("side", "found"), [(4, True), (8, False), (1, False)])
 def test_a_few_open_directions_are_drawn_out(side, found):
-    """The means of patches are few among the pixels; the mean of a whole image is its brightness, which is a tone."""
+    """Means of patches are few open directions among the pixels; the mean of a whole image only changes the tone."""
     of_side = (lambda x: _without_means(x, side)) if side > 1 else (lambda x: x)
     case, answer = case_at(_Pixelwise(of_side), 0.4 + 0.2 * images(2), [0, 1])
     other = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
@@ -236,7 +236,7 @@ def test_a_few_open_directions_are_drawn_out(side, found):
 
 
 def test_what_a_search_has_not_yet_brought_back_is_not_open():
-    """Four rows of thirty numbers are told by the update, and three hundred steps do not bring all of them back."""
+    """The update determines four rows of thirty numbers, although three hundred steps do not restore all of them."""
     net = nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(64), nn.tanh, nn.Dense(2)])
     model = models.classifier(net, image_shape=(1, 1, 30))
     for seed in range(3):
@@ -261,7 +261,7 @@ def test_noise_on_the_update_opens_no_image():
 
 
 def test_directions_that_the_first_search_hides_are_drawn_out():
-    """One half of the image against the other: of white noise that is little, and the rest of it comes back."""
+    """The open direction is one half of the image against the other, which white noise hardly has and mostly loses."""
     half = jnp.where(jnp.arange(8)[:, None, None] < 4, 1.0, -1.0)
     level = _Pixelwise(lambda x: x - half * jnp.mean(half * x, axis=(1, 2, 3), keepdims=True))
     case, answer = case_at(level, 0.3 + 0.4 * images(2), [0, 1])
@@ -276,7 +276,7 @@ def test_a_number_counts_as_read_where_one_noisy_copy_reads_it():
     x = np.full((1, *SHAPE), 0.5, np.float32)
     case, answer = case_at(_Pixelwise(lambda x: nn.relu(x - 0.6)), x, [0])
     found = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key, iterations=1)
-    # A pixel of 0.5 exceeds 0.6 in 31 % of noisy copies, and in none of three with a probability of 33 %.
+    # A pixel of 0.5 exceeds 0.6 in 31 % of noisy copies, so with a probability of 33 % in none of three.
     assert found.unread[0] == pytest.approx(0.33, abs=0.15)
 
 
@@ -284,7 +284,7 @@ def test_images_of_two_classes_may_be_one_where_the_loss_is_not_known(monkeypatc
     asked = []
     monkeypatch.setattr(questions, "indistinct", lambda *_, pairs, **__: asked.append(pairs))
     received, answer = SimpleNamespace(share=None, in_part=False, undone=None), answer_of()._replace(y=np.arange(2))
-    for unknowns, certified in ((0, ALL), (6, ALL), (6, ~ALL)):  # of images without a certificate it is not asked
+    for unknowns, certified in ((0, ALL), (6, ALL), (6, ~ALL)):  # images without a certificate are not tested
         case = SimpleNamespace(received=received, observation=None, unknowns=unknowns)
         questions.indistinct_of(case, answer, 0.1, certified)
     assert asked == [(), ((0, 1),), ()]
@@ -307,7 +307,7 @@ def test_of_rounding_that_is_not_known_no_more_than_five_percent_are_forgiven(mo
 
 @pytest.mark.parametrize("defended", [True, False])
 def test_inputs_of_a_layer_have_no_scale_where_the_client_may_have_changed_its_update(defended):
-    """Gradients of kernel and bias that were clipped by themselves scale the inputs."""
+    """If kernel and bias gradients were clipped separately, the computed inputs have an unknown scale."""
     model = perceptron()
     x = np.asarray(reference.uniform(1, 4, 4, 1, seed=1))
     case, _ = case_at(model, x, [2])
@@ -328,7 +328,7 @@ def test_few_entries_that_point_where_the_weights_do_are_suspicious_only():
 
 
 def test_few_features_are_positive_only_if_they_are_so_at_black_and_white_images():
-    """Two units, each of which is negative where one half of the image is white and the other one black."""
+    """Each of two units is negative if one half of the image is white and the other half is black."""
 
     class Halves(nn.Module):
         @nn.compact

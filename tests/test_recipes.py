@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, followed in a copy of the package: what they touch, and what commands then know.
+"""The recipes of CONTRIBUTING.md, followed in a copy of the package: the files they touch, and the effect on commands.
 
 A subprocess asks the copy; this process keeps the package that all other tests use.
 """
@@ -62,7 +62,7 @@ def shrink(factor: float) -> Defense:
     _validate.in_range(0, 1, factor=factor)
     return per_leaf("payload", lambda key, leaf: factor * leaf, mechanism=Mechanism(Replayed()))
 '''
-#: Each recipe by the files that it touches: one that is new, or what is put before which text of one that is there.
+#: Files that each recipe touches: the text of a new file, or text to insert and the existing text that follows it.
 RECIPES = {
     "attack": {
         "attacks/presets.py": (
@@ -91,7 +91,7 @@ RECIPES = {
     },
     "dataset": {"data/_load.py": (('    "sensorless",', '    "pebbles",\n'),)},
 }
-#: At most so many files outside of tests and docs.
+#: Largest number of files that a recipe may touch outside of tests and docs.
 AT_MOST = {"attack": 3, "model": 2, "defense": 3, "dataset": 1}
 
 ASK = """

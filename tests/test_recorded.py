@@ -1,4 +1,4 @@
-"""Records of a foreign training loop become observations, or are refused by name."""
+"""Records of a user's training loop become observations, or are refused by name."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_gradients_that_are_exactly_zero_are_warned_of(zeros, warned, caplog):
 
 
 class Tensor:
-    """Stands in for a tensor of PyTorch that cannot become an array."""
+    """A stub of a PyTorch tensor that cannot become an array."""
 
     def __init__(self, error):
         self.error = error

@@ -1,4 +1,4 @@
-"""What the commands refuse, before anything is computed and in words: seeds, sizes, data, content of files."""
+"""Inputs that the commands refuse in words before any computation: seeds, sizes, data, contents of files."""
 
 import importlib
 import io
@@ -25,7 +25,7 @@ from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, attack
 from jaxleak.study.updates import _size as inversion_size
 
-#: Commands with a tuple of seeds, and options with which they would run for long.
+#: Commands with a tuple of seeds, and options with which a run would take long.
 SEVERAL = {
     "agreement": {},
     "basin": {},
@@ -47,9 +47,9 @@ def _runner(folder):
 
 @pytest.fixture
 def ended(tmp_path, monkeypatch, capsys):
-    """Run a command's main block on options, expect that it ends with an error, and return that line."""
+    """A function that runs a command's main block with options, expects an error, and returns its line."""
     monkeypatch.chdir(tmp_path)
-    for stream in ("stdout", "stderr"):  # put back what the command wraps
+    for stream in ("stdout", "stderr"):  # restore the streams that the command wraps
         monkeypatch.setattr(sys, stream, getattr(sys, stream))
 
     def run(study, *options):
@@ -230,7 +230,7 @@ class TestMemory:
 
     @pytest.mark.slow
     def test_what_runs_is_not_refused(self, monkeypatch):
-        """The bound is below what the attack needs, as XLA says once it has compiled it."""
+        """The memory bound of the check is below the need of the attack that XLA reports after compilation."""
         needs, bounds = [], []
         measured = _memory._needed_bytes
         monkeypatch.setattr(_memory, "_needed_bytes", lambda compiled: needs.append(measured(compiled)))
@@ -238,7 +238,7 @@ class TestMemory:
         case = Case(attack="sapag", model="mlp", data="digits", batch_size=64, iterations=1)
         inversion_size.require_memory_of_update(case)
         attack(case, 0)
-        weights, payload = 2 * [bounds[0] / inversion_size.PARAMETER_COPIES]  # which are there when the attack begins
+        weights, payload = 2 * [bounds[0] / inversion_size.PARAMETER_COPIES]  # present when the attack begins
         assert 0 < bounds[0] < bounds[1] < weights + payload + needs[0]
 
     @pytest.mark.parametrize("spec", ["natural_patches", "photographs"])

@@ -1,4 +1,4 @@
-"""Runs that are stopped, doubled, starved of disk or memory, or fed numbers that are not finite."""
+"""Runs that are stopped, started twice, short of disk or memory, or given numbers that are not finite."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ TREE = {"round": jnp.asarray(7, jnp.int32), "table": jnp.arange(4096.0).reshape(
 START = jax.tree.map(jnp.zeros_like, TREE)
 NOISE = {**TREE, "table": jax.random.normal(jax.random.key(0), (64, 64))}
 
-#: A run that can write its first checkpoint into a folder, and then nothing any more: it says what each attempt raises.
+#: A program that can write its first checkpoint to a folder but nothing later; it prints the error of each attempt.
 FULL_DISK = """
 import resource, sys
 from jaxleak.checkpoint import Checkpoints
@@ -66,7 +66,7 @@ for attempt in (checkpoint, figure, lambda: folder.log(text="x" * 9000), lambda:
         print(error)
 """
 
-#: A run that logs a line, and whose first checkpoint then finds no room.
+#: A program that logs a line and then has no room for its first checkpoint.
 NO_ROOM = """
 import resource, sys
 from jaxleak.checkpoint import Checkpoints
@@ -83,8 +83,8 @@ except OSError as error:
 """
 
 
-#: A save that fails while a thread of TensorStore is still writing: the thread ends after the event loop was closed.
-#: Two other writers have failed before, and nobody asks for their errors.
+#: A save that fails while a thread of TensorStore still writes; the thread ends after the event loop was closed. Two
+#: other writers failed before, and nothing reads their errors.
 LATE_WRITER = """
 import asyncio, gc, sys, time
 import tensorstore
@@ -130,7 +130,7 @@ Late()
 """
 
 
-#: A run that takes a folder's lock and is refused afterwards.
+#: A program that takes a folder's lock and is then refused.
 FAILED_START = """
 import pathlib, sys
 from jaxleak._lock import lock_folder
@@ -143,7 +143,7 @@ raise RuntimeError("refused")
 
 @pytest.fixture
 def small_disk(tmp_path, request):
-    """A folder on a disk of some kB where this process may mount one, and how it becomes full.
+    """A folder on a disk of a few kB (if this process may mount one), and the way to make the disk full.
 
     One checkpoint of `TREE` takes 90 kB, since Orbax writes some twenty files and each fills pages of 4 kB.
     """
@@ -250,7 +250,7 @@ class TestSignals:
 
 @dataclasses.dataclass(frozen=True)
 class Empty:
-    """Options of a study without any."""
+    """The options of a study without options."""
 
 
 class TestFiles:
@@ -280,10 +280,10 @@ class TestFiles:
     @pytest.mark.slow
     @pytest.mark.parametrize("small_disk", [256], indirect=True)  # room for two checkpoints, once the ballast is gone
     def test_a_full_disk_is_told_in_one_line_per_file_and_leaves_what_was_there(self, small_disk):
-        """A disk that is really full, or files that may not grow beyond 8 kB for a while, which reads the same.
+        """The disk is really full, or files temporarily may not grow beyond 8 kB, which gives the same errors.
 
-        In a process of its own: the limit counts for all threads of a process, and Orbax leaves writers behind that
-        complain, at any later time, that nobody waits for them.
+        The test uses its own process: the limit holds for all threads of a process, and Orbax leaves writers behind
+        that may complain at any later time that nothing waits for them.
         """
         out, how = small_disk
         done = subprocess.run(
@@ -316,7 +316,7 @@ class TestFiles:
         (line,) = done.stdout.splitlines()
         assert line.startswith(f"cannot write checkpoint 1 to {out}/checkpoints: ")
         assert line.endswith("; no earlier checkpoint exists")
-        # What Orbax left half written goes when the folder is opened again, which makes room for the log.
+        # Opening the folder again removes what Orbax left half written, and this makes room for the log.
         assert Checkpoints(out / "checkpoints", {}).latest_step() is None
         RunFolder(out, "study", {}, fresh=False).log(round=2)
         assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").open()] == [1, 2]
@@ -364,7 +364,7 @@ class TestFiles:
 
 @contextlib.contextmanager
 def _nobodys_folder():
-    """A folder of a user who may not write where permissions say no; root may, and becomes another user meanwhile."""
+    """A folder of a user who must obey permissions; root need not, and so becomes another user meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         if os.geteuid():
             yield Path(folder)
@@ -408,7 +408,7 @@ class TestCompiledPrograms:
 
 
 def _halving(poison):
-    """An attack that halves a number per step, and whose objective is `poison` from step 3 on in trial 1."""
+    """An attack that halves a number per step; from step 3 on, one trial (given by the payload) has loss `poison`."""
 
     def init(key, template):
         del template

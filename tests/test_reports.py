@@ -1,4 +1,4 @@
-"""report.md of a study: the command gives the same options back, and everything that ran or did not is in it."""
+"""A study's report.md: its command restores the same options, and it lists everything that ran or did not run."""
 
 import dataclasses
 import importlib

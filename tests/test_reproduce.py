@@ -1,4 +1,4 @@
-"""The ledgers of the papers here: their rule and verdicts, their pages, and the command that keeps them."""
+"""The ledgers of the papers: their rule and verdicts, their pages, and the command that maintains them."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def test_what_is_better_depends_on_the_cell():
     assert DIRECTIONS.of("table5/fedleak/label-skew/3", "dB") == "higher"
     assert DIRECTIONS.of("table6-feature/no-defense/sensorless", "1") == "lower"
     assert DIRECTIONS.of("table10-lpips/fedleak", "1") == "lower"
-    assert DIRECTIONS.of("table10-lpips/rogs", "1") == "equal"  # of an attack that the paper compares its own with
+    assert DIRECTIONS.of("table10-lpips/rogs", "1") == "equal"  # an attack for comparison in the paper
     assert DIRECTIONS.of("table6-label/vfldefender/cifar10", "%") == "equal"
     assert DIRECTIONS.of("text-fake-gradients/fake/cifar10", "dB") == "equal"
     assert DIRECTIONS.of("table11/true/iter8000", "nats") == "equal"
@@ -96,11 +96,11 @@ def test_every_committed_verdict_is_that_of_the_rule():
 
 
 class TestCommand:
-    """`python -m experiments.reproduce` on a ledger and a study of the test's own."""
+    """`python -m experiments.reproduce` on a ledger and a study that the tests make."""
 
     @pytest.fixture
     def reproduced(self, ledger, tmp_path, monkeypatch):
-        """Run the command on two cells, one of which takes long and the other one is ours."""
+        """A function that runs the command on two cells: one takes long, and the other is of our variant."""
         study = FakeStudy(measurement(CELL, 40.0), measurement(OTHER, 8.0, "ours"), slow=(40.0,))
         monkeypatch.setattr(reproduce, "ledger_of", lambda paper: ledger)
         monkeypatch.setattr(reproduce, "study_of", lambda paper, folder: study)
@@ -243,7 +243,7 @@ def test_unknown_cells_and_tables_are_refused():
     assert "all cells of T are listed" in said
     assert cells[0] == "table4/full/cifar10"
     assert len(cells) == 5
-    # A cell that is printed elsewhere is no cell of the named table.
+    # A cell of another table is no cell of the named table.
     said, cells = refusal(paper=("cafe",), table=("table4",), cell=("table2/cafe/cifar10",))
     assert said == "--cell table2/cafe/cifar10 is no printed cell of cafe, table4; the cells there are"
     assert cells == of_table

@@ -1,4 +1,4 @@
-"""A run that was killed and started again leaves the files of one that nobody disturbed, and is bound to its data."""
+"""A run that was killed and started again leaves the files of an uninterrupted one, and is bound to its data."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from experiments import invert
 from jaxleak.study import Progress, plots
 from jaxleak.study.updates import Case
 
-#: By study: its options, and the number of the stub's call at which it is killed.
+#: Options of each study, and the number of the stub's call at which the study is killed.
 KILLED = {
     "invert": ({"seeds": (5, 7)}, 2),
     "homotopy": ({"seeds": (5, 7)}, 2),
@@ -28,7 +28,7 @@ KILLED = {
 }
 
 
-#: Whose runs take longest; their seeds are resumed by the same code as those of the others.
+#: Studies whose runs take longest; the same code resumes the seeds of all studies.
 LONG = ("agreement", "basin", "cafe_tables", "defenses", "homotopy", "mistakes", "fedleak", "vflrecon, tables")
 
 
@@ -39,20 +39,20 @@ def test_a_killed_study_leaves_the_same_files(studies, name):  # noqa: F811
     whole, resumed = studies.resumed(name, kill_at, **options)
     assert resumed.keys() == whole.keys()
     assert {file for file in whole if whole[file] != resumed[file]} == set()
-    assert "metrics.jsonl" in whole or name in ("agreement", "audited")  # which keep files of their cases instead
+    assert "metrics.jsonl" in whole or name in ("agreement", "audited")  # these keep files of their cases
     pictures = {file for file in whole if file.endswith(".png")}
-    assert pictures or name in ("audited", "cafe_tables", "mistakes", "vflrecon")  # which draw nothing of this
+    assert pictures or name in ("audited", "cafe_tables", "mistakes", "vflrecon")  # these draw no picture here
     study = name.partition(",")[0]
     command = "jaxleak invert" if study == "invert" else f"python -m experiments.{study}"
-    assert command in whole["report.md"].decode() or study == "defenses"  # whose report is of a form of its own
+    assert command in whole["report.md"].decode() or study == "defenses"  # its report has another form
     assert "figures/fig6.png" in pictures or name != "vflrecon, tables"
-    # The finished run is good for one more question, which would need another one: whether its data are bound to it.
+    # The finished run also serves for a second test: whether the run is bound to its data.
     studies.refuse_other_data(name, **options)
 
 
 @pytest.mark.slow
 def test_curves_of_an_inversion_go_on_where_a_kill_cut_them(tmp_path, monkeypatch):
-    """With the attack itself: seed 7 is cut off after 100 of its 150 iterations, when seed 5 is done."""
+    """The attack itself runs here: after seed 5 is done, seed 7 is killed after 100 of its 150 iterations."""
     args = invert.Args(
         Case(data="digits", model="mlp", pool=8, iterations=150, restarts=2), seeds=(5, 7), out=tmp_path / "out"
     )

@@ -1,4 +1,4 @@
-"""Other images with the same update: found where the network leaves pixels unread, and not where it reads them all."""
+"""Other images with the same update: found if the network leaves pixels unread, and not found if it reads them all."""
 
 import flax.linen as nn
 import jax
@@ -22,7 +22,7 @@ SHAPE, COUNT = (8, 8, 1), 2
 
 
 class Averaging(nn.Module):
-    """Reads the means of squares of 4 x 4 pixels, and nothing else."""
+    """A network that reads only the means of squares of 4 x 4 pixels."""
 
     @nn.compact
     def __call__(self, x):
@@ -31,7 +31,7 @@ class Averaging(nn.Module):
 
 
 def attacked(net):
-    """A client of a network, what is seen of it, and its own images and labels, as the best answer there is."""
+    """The share of a network's client, the observation, and the true images and labels as the best possible answer."""
     model = models.classifier(net, image_shape=SHAPE)
     share = protocols.ClientShare(model)
     variables = reference.drawn(model)
@@ -60,11 +60,11 @@ def test_a_rival_has_the_update_and_is_another_image(averaged, rival):
     assert misfit == pytest.approx(rival.misfit, abs=1e-4)
     assert misfit < 1e-2
     np.testing.assert_allclose(metrics.ssim(rival.x, x), rival.similarity)
-    # The answer is the truth, so that nothing of any leaf is left.
+    # The answer is the truth, so no leaf has a misfit.
     assert rival.answer_parts.keys() == rival.part_norms.keys() == named_leaves(seen.payload).keys()
     assert max(rival.answer_parts.values()) < 1e-3
     assert np.hypot.reduce(list(rival.part_norms.values())) == pytest.approx(float(norm(seen.payload)), rel=1e-5)
-    # The means of the squares are what the network reads: the rival agrees on them, and not on the pixels.
+    # The network reads only the means of the squares: the rival agrees in these but not in the pixels.
     means = [images.reshape(COUNT, 2, 4, 2, 4).mean(axis=(2, 4)) for images in (rival.x, x)]
     np.testing.assert_allclose(*means, atol=0.02)
     assert rival.x.min() >= 0
@@ -136,7 +136,7 @@ def test_brighter_images_than_are_stated_explain_the_update_once_their_values_ma
 def test_a_rival_may_start_at_given_images(averaged):
     share, seen, x, y = averaged
     begun = audit.rival(share, seen, x, y, key=jax.random.key(0), start=2 * blended(x), iterations=1)
-    np.testing.assert_allclose(begun.x, np.clip(2 * (0.6 * x + 0.4 * x[::-1]), 0, 1), atol=0.021)  # a step of the rate
+    np.testing.assert_allclose(begun.x, np.clip(2 * (0.6 * x + 0.4 * x[::-1]), 0, 1), atol=0.021)  # one step
     np.testing.assert_allclose(begun.start_similarity, metrics.ssim(np.clip(2 * blended(x), 0, 1), x), rtol=1e-5)
 
 
@@ -165,13 +165,13 @@ def test_images_with_a_rival_have_no_certificate():
 
 @pytest.mark.slow
 def test_an_audit_of_a_network_that_reads_little_certifies_no_image(monkeypatch):
-    """Two starts agree on a smooth image, which was certified once."""
+    """Two starts agree on a smooth image, and earlier versions certified it."""
     monkeypatch.setattr(stages, "_LATER", (10**9,))  # one search is enough
     share, seen, x, y = attacked(Averaging())
     found = audit.update(share.model, seen.params, seen.payload, batch_size=COUNT, truth=(x, y), minutes=0.5)
     assert found.best.agree.any()
     assert found.best.matched
     assert found.leaked == ("labels",)
-    # Eight means of pixels cannot determine 64 pixels, so that no rival need be searched.
+    # Eight means of pixels cannot determine 64 pixels, so no search for a rival is needed.
     assert not found.best.determined
     assert found.best.undetermined is None

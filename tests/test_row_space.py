@@ -33,7 +33,7 @@ def test_the_distance_is_that_of_the_best_backward_signals(centred):
     wanted = ((gradient - p.T @ best) ** 2).sum() / (gradient**2).sum()
     found = objectives.row_space_distance(rows, gradient, ridge=1e-6, centred=centred)
     assert found == pytest.approx(wanted, rel=1e-3)
-    # Of any scale, and zero for a gradient that these rows explain.
+    # The distance does not depend on scales, and is zero for a gradient that these rows explain.
     again = objectives.row_space_distance(3 * rows, 7 * gradient, ridge=1e-6, centred=centred)
     assert again == pytest.approx(wanted, rel=1e-3)
     explained = (p.T @ _random(5, 3, seed=2)).astype(np.float32)
@@ -59,13 +59,13 @@ MODELS = {
 }
 
 
-#: Those that take seconds to compile.
+#: Models that take seconds to compile.
 LARGE = ("densenet121", "mobilenet_v2", "resnet10", "vit_tiny")
 
 
 @pytest.mark.parametrize("name", slow_among(MODELS, LARGE))
 def test_gradients_of_kernels_lie_in_the_rows(name):
-    """Of every layer that is reported: the gradient is the rows' transpose times something."""
+    """For every reported layer, the gradient is the transpose of the rows times another matrix."""
     model = models.build(name, (16, 16, 3), CLASSES, **MODELS[name])
     variables = reference.drawn(model)
     x, y = jnp.asarray(_random(1, 16, 16, 3)), jnp.array([1])
@@ -97,7 +97,7 @@ def test_layers_are_the_first_informative_ones():
 
 
 class _PartlyNormalised(nn.Module):
-    """A stem, which nothing normalises, a convolution that batch statistics normalise, and a dense layer likewise."""
+    """A stem without normalisation, then a convolution and a dense layer, each normalised by batch statistics."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -124,7 +124,7 @@ def test_the_layers_that_statistics_normalise_are_found_in_networks_of_any_kind(
 
 
 class _BeginsAtZero(nn.Module):
-    """A branch of next to no weight, which nothing normalises, and a head that begins with zeros."""
+    """A network with a nearly weightless branch without normalisation, and with a head that starts at zero."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -141,7 +141,7 @@ def test_a_layer_that_hardly_changes_the_logits_is_not_taken_for_a_normalised_on
 
 
 def test_a_layer_with_exactly_half_as_many_output_pixels_as_inputs_is_informative():
-    model = models.convnet((6, 6, 8), CLASSES, channels=(4,), strides=(1,))  # 36 pixels, 3 * 3 * 8 inputs of each
+    model = models.convnet((6, 6, 8), CLASSES, channels=(4,), strides=(1,))  # 36 pixels with 3 * 3 * 8 inputs each
     assert informative_layers(model, client_updates.RowSpaces(layers=1), 1) == ("conv_0/kernel",)
     with pytest.raises(ValueError, match="this model's best has 1"):
         informative_layers(model, client_updates.RowSpaces(layers=1), 2)
@@ -156,7 +156,7 @@ def test_an_image_is_shifted_and_its_border_drawn_out():
 
 @pytest.mark.parametrize("tries", slow_but((1, 2, 3), (1,)))
 def test_the_best_shift_is_kept(tries):
-    """Iterations that leave the candidate as it is, and an objective that only looks where its one pixel stands."""
+    """Iterations do not change the candidate here, and the objective depends only on the place of its one pixel."""
     shifts = client_updates.Shifts(reach=2, stride=1, tries=tries)
     plan, taken = ((0.5, shifts),), 2 * 25 * tries
     table = ShiftSearch(plan, taken + 10, batch_size=2)
@@ -192,7 +192,7 @@ def test_every_shift_is_descended_from_with_fresh_moments_and_an_old_count():
     initial, old = ({"count": jnp.int32(n), "moments": jnp.full(3, n)} for n in (0, 7))
     for iteration, begins in ((4, False), (5, True), (6, False), (7, True), (105, False)):
         found = table.begun_anew(jnp.int32(iteration), old, initial)
-        assert found["count"] == 7  # the schedule of the rate goes on
+        assert found["count"] == 7  # the schedule of the rate continues
         np.testing.assert_array_equal(found["moments"], 0 if begins else 7)
 
 
@@ -225,7 +225,7 @@ def test_descent_explains_the_gradient_and_needs_no_labels(problem):
     seen, attack = view(SERVER_WITHOUT_INDICES, transcript), _attack(problem)
     found, _, infos = audit.invert(attack, seen, problem.template, key=jax.random.key(3), iterations=60)
     assert found.score[0] < 0.8 * infos["distance"][0]
-    # What came back from the layers above is left free: another label, another gradient, the same distance.
+    # The backward pass above is left free: another label gives another gradient but the same distance.
     x = transcript.private.x
     truth = Batch(x, transcript.private.y, transcript.private.index)
     other = problem.protocol.share(seen.params, truth._replace(y=(truth.y + 1) % CLASSES))
@@ -238,7 +238,7 @@ def test_descent_explains_the_gradient_and_needs_no_labels(problem):
 
 @pytest.mark.slow
 def test_a_few_layers_of_the_payload_suffice(problem):
-    """The rest may be encrypted, frozen or lost; with labels by a rule the head is read too."""
+    """The rest may be encrypted, frozen or lost. If a rule infers labels, the head is also read."""
     transcript = reference.first_transcript(problem)
     settings = presets.row_space(60)._replace(labels="none")
     read = client_updates.leaves_read(problem.model, settings, batch_size=1)
@@ -262,7 +262,7 @@ def test_a_few_layers_of_the_payload_suffice(problem):
 
 
 def _at(attack, problem, x):
-    """The attack's state with this candidate."""
+    """The state of the attack with this candidate."""
     state = attack.init(jax.random.key(0), problem.template)
     variables = {**state.variables, "x": x[:, 0]}
     return state._replace(variables=variables, best=variables)
@@ -316,4 +316,4 @@ def test_the_sharpness_stands_still_while_shifts_are_tried():
     np.testing.assert_allclose(progress, [0, 0.25, *[0.5] * 36, 0.5, 0.75])
     plan = client_updates.smoothing(2.0, 32.0)
     betas = [float(search.sharpness(plan, None, jnp.int32(i), None)) for i in (0, 1, 20, 38)]
-    np.testing.assert_allclose(betas, [4, 8, 8, 16], rtol=1e-5)  # of the iteration after this one
+    np.testing.assert_allclose(betas, [4, 8, 8, 16], rtol=1e-5)  # for the next iteration

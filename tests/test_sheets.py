@@ -1,4 +1,4 @@
-"""Sheets of images: small ones are large enough to be judged, and every image with a truth has its PSNR."""
+"""Contact sheets: small images are enlarged enough to be judged, and every image with a truth has its PSNR."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from jaxleak.study import parties, sheets
 
 @pytest.fixture
 def captions(monkeypatch):
-    """The texts below the images of what is drawn, one list for each row that has any."""
+    """The texts below drawn images, one list for each row with texts."""
     kept, below = [], sheets._captions
     monkeypatch.setattr(sheets, "_captions", lambda texts, *where: kept.append(list(texts)) or below(texts, *where))
     return kept

@@ -1,4 +1,4 @@
-"""Commands that the pages print are understood as they stand, without running them."""
+"""The parsers accept the commands that the pages print; the commands do not run."""
 
 import importlib
 import re
@@ -12,12 +12,12 @@ from jaxleak.__main__ import STUDIES, parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-#: Programs that are told apart by the module behind `python -m`, each with its `Args`.
+#: Pattern of our programs: a module after `python -m`, or a command of `jaxleak`.
 PROGRAMS = re.compile(r"python -m ((?:experiments|docs|benchmarks)\.\w+)|jaxleak (\w+)")
 
 
 def commands(page):
-    """Every command of a page's blocks that is one of ours, as words."""
+    """The commands of our programs in a page's shell blocks, as lists of words."""
     shell, found = None, []
     for line in page.read_text().replace("\\\n", " ").splitlines():
         if line.lstrip().startswith("```"):

@@ -1,4 +1,4 @@
-"""How public functions are called: options by name, and each with the default that it is known for."""
+"""Signatures of public functions: options are passed by name, and defaults equal the stored ones."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ SOURCES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "jaxleak
 
 
 def test_no_argument_can_be_given_by_its_position_only():
-    """So a bare star, behind which options have names, is where it was."""
+    """Without position-only arguments, the stored signatures show where a bare star requires names."""
     nodes = [(path.name, node) for path, tree in SOURCES.items() for node in ast.walk(tree)]
     assert [
         (file, node.posonlyargs) for file, node in nodes if isinstance(node, ast.arguments) and node.posonlyargs
@@ -24,13 +24,13 @@ def test_no_argument_can_be_given_by_its_position_only():
 
 
 def test_sequences_are_read_side_by_side_to_the_end_of_all():
-    """A zip that stops at the shortest would lose samples without a word."""
+    """A zip that stops at the shortest sequence would silently lose samples."""
     calls = [
         (path.name, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, ast.Call)
     ]
     zips = [(file, call) for file, call in calls if getattr(call.func, "id", "") == "zip"]
     short = {(file, ast.unparse(call.args[0])) for file, call in zips if not ast.unparse(call).endswith("strict=True)")}
-    # A program has inputs behind the leaves, a plot more styles than it needs, and a point one attack or two.
+    # Exceptions: a program has inputs after the leaves, a plot has spare styles, and a point has one attack or two.
     assert short == {
         ("facts.py", "program.inputs"),
         ("plots.py", "(':', '-.', '--')"),
@@ -44,7 +44,7 @@ def _is_plain(value):
 
 
 def _defaults():
-    """A line for every public function and class that has defaults: its name, and the plain ones among them."""
+    """A line for every public function and class with defaults: its name, and the defaults that are plain values."""
     lines, seen = [], set()
     for module in NAMES:
         shown = importlib.import_module(module)
@@ -62,7 +62,7 @@ def _defaults():
 
 
 def test_defaults_are_the_stored_ones():
-    """A changed default changes what everybody measures. A wanted change is stored as those of `test_snapshots` are."""
+    """A changed default changes everybody's results. An intended change is stored as in `test_snapshots`."""
     if os.environ.get(UPDATE):
         STORED.write_text("\n".join(_defaults()) + "\n")
     assert _defaults() == STORED.read_text().splitlines(), f"if this is wanted, run with {UPDATE}=1"

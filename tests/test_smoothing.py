@@ -1,4 +1,4 @@
-"""The smoothing homotopy: its schedule, where it is left out, and a network that gives in to nothing else."""
+"""The smoothing homotopy: its schedule, when it is left out, and a network that is only recovered with it."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def test_sharpness_rises_geometrically_then_holds_then_is_exact():
     assert min(betas[8:]) >= 1e6
     np.testing.assert_allclose(sharpnesses(client_updates.smoothing(1.0, 16.0), [0.0] * 5), [1, 2, 4, 8, 16], rtol=1e-5)
     last = next_sharpness(client_updates.smoothing(1.0, 16.0), jnp.float32(16), jnp.asarray(7), 5, jnp.float32(1.0))
-    assert last == 16  # and so it stays, beyond what was planned
+    assert last == 16  # and it stays so after the planned iterations
 
 
 def test_some_iterations_must_be_left_for_sharpening():
@@ -39,7 +39,7 @@ def test_some_iterations_must_be_left_for_sharpening():
 
 
 def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
-    """Losses at different sharpness are not compared: a schedule would make the last iterate the best one."""
+    """Losses at different sharpness are not comparable, so a schedule would make the last iterate the best one."""
     batch = Batch(jnp.zeros((2, 1, 4, 4, 1)), jnp.zeros(2, jnp.int32), jnp.arange(2))
     start = client_updates.recommended_smoothing(batch_norm=False, batch_size=2).start
     for activation, sharpness in (("sigmoid", np.inf), ("relu", start)):
@@ -49,7 +49,7 @@ def test_smoothing_is_left_out_where_there_is_nothing_to_smooth():
 
 
 def test_sharpness_waits_for_progress():
-    """It rises, by the schedule's factor, after iterations whose distance is below the threshold and no others."""
+    """The sharpness rises by the schedule's factor only after iterations with a distance below the threshold."""
     waiting = client_updates.smoothing(1.0, 16.0, progress_below=0.5)
     assert set(sharpnesses(waiting, [0.9] * 5)) == {1.0}
     betas = sharpnesses(waiting, [0.9, 0.4, 0.3, 0.5, 0.1])
@@ -59,7 +59,7 @@ def test_sharpness_waits_for_progress():
 
 @pytest.mark.slow
 def test_a_deep_network_of_relus_and_batch_norm_gives_in_to_the_homotopy_only():
-    """Exact kinks end little above a grey image (7.5 dB). Shallow ones of this kind are better off without homotopy."""
+    """Exact kinks end little above a grey image (7.5 dB). Shallow networks of this kind do better without homotopy."""
     network = models.convnet((8, 8, 1), 10, channels=(6,) * 5, strides=(1, 2, 1, 1, 1), batch_norm=True)
     share, variables, digits = protocols.ClientShare(network), reference.drawn(network), data.load("digits", 4)
     scores = {}

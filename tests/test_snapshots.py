@@ -1,4 +1,4 @@
-"""What a user reads on the terminal stands in `tests/snapshots`: help, messages and tables, at 80 columns.
+"""Texts on the terminal equal those in `tests/snapshots`: help, messages and tables, at 80 columns.
 
 After a wanted change, `JAXLEAK_UPDATE_SNAPSHOTS=1 python -m pytest tests/test_snapshots.py` writes the files anew.
 """
@@ -44,12 +44,12 @@ def terminal(monkeypatch, tmp_path):
 
 
 def widest(lines):
-    """The columns of the widest line; the usage is one line however many options there are, and terminals break it."""
+    """The number of columns of the widest line, without the usage, which is one line of any length."""
     return max(len(line) for line in lines if not line.startswith("usage:"))
 
 
 def compare(name, text):
-    """Hold a text to the stored one, and to the width of a terminal."""
+    """Assert that a text equals the stored one; returns its lines."""
     text = "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
     file = FOLDER / f"{name}.txt"
     if os.environ.get(UPDATE):
@@ -60,7 +60,7 @@ def compare(name, text):
 
 
 def study(name, *words, monkeypatch):
-    """Run a study with options as they are typed; its exit status."""
+    """Run a study with typed options; returns its exit status."""
     module = importlib.import_module(f"experiments.{name}")
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", f"experiments.{name}", *words])
     doc, groups = getattr(module, "HELP", module.__doc__), getattr(module, "GROUPS", None)
@@ -87,7 +87,7 @@ def test_help_of_a_command(command, capsys):
     assert widest(lines) <= WIDTH
 
 
-#: Mistakes that a user may make, with the words that show them.
+#: Mistakes that a user may make, with the words of the command.
 MISTAKES = {
     "typo-of-an-option": ("vflrecon", "--tabel", "table3"),
     "unknown-attack": ("invert", "--attack", "dgl"),
@@ -129,7 +129,7 @@ def test_message_of_a_command(name, words, capsys):
         code = stop.code
     assert code
     said = capsys.readouterr()
-    # Versions of argparse differ in whether they quote what may be chosen.
+    # Some versions of argparse quote the choices.
     compare(f"message-{name}", (said.out + said.err).replace("'", ""))
 
 

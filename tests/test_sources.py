@@ -1,4 +1,4 @@
-"""Results on other data, weights or payloads than a folder's are refused by every study, and nothing there is lost."""
+"""Every study refuses other data, weights or payloads than those of its run folder, and no file there is lost."""
 
 import dataclasses
 import json
@@ -19,9 +19,9 @@ from jaxleak.study.rounds.runs import Setting
 from jaxleak.study.sources import drawn, unavailable
 from jaxleak.study.updates import sources_of_update
 
-#: `test_resumed` asks the same of the other studies, at the end of runs that it needs anyway. CAFE's tables are among
-#: its long ones, and a run of `cafe_scale` cannot be resumed there, as its stub ends it. That one takes long, and its
-#: data are checked by the same code as those of the others.
+#: Studies tested here. `test_resumed` tests the others at the end of runs that it needs anyway. There, CAFE's tables
+#: belong to the slow studies, and `cafe_scale` cannot be resumed, since its stub ends the run. `cafe_scale` takes long,
+#: and the same code checks the data of all studies.
 STUDIES = ("cafe_tables", "cafe_scale, exact", "cafe_scale, nested")
 
 
@@ -125,7 +125,7 @@ def test_a_sweep_ends_with_the_status_of_the_size_that_is_refused(tmp_path, monk
 class TestFile:
     def test_arrays_bind_once_work_has_begun(self, tmp_path):
         RunFolder(tmp_path, "study", {}, fresh=False).sources.bind(drawn("digits", 4, 0))
-        assert not (tmp_path / "sources.json").exists()  # nothing was computed on them
+        assert not (tmp_path / "sources.json").exists()  # nothing was computed on these data
         folder = RunFolder(tmp_path, "study", {}, fresh=False)
         folder.log(cell=1)
         folder.sources.bind(drawn("digits", 4, 0))

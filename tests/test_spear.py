@@ -21,7 +21,7 @@ LAYER = "dense_0/kernel"
 
 
 def _client(samples=B, **options):
-    """A network on rows of a table, its weights, and the update of a batch of standardised rows, one of them a loss."""
+    """A network on rows of a table, its weights, a batch of standardised rows, the client's share, and the update."""
     model = models.mlp(SHAPE, 3, widths=(WIDTH, 6), **options)
     variables = reference.drawn(model, seed=1)
     x = reference.normal(samples, 1, *SHAPE, seed=3)
@@ -43,13 +43,13 @@ def _answer(client, payload=None, attack=None, **options):
 
 
 def _places(found, true):
-    """Which true sample every found one is nearest to."""
+    """The index of the true sample that is nearest to each found one."""
     difference = np.asarray(found).reshape(len(found), 1, -1) - np.asarray(true).reshape(1, len(true), -1)
     return np.abs(difference).max(axis=-1).argmin(axis=1)
 
 
 def _gradients_at_outputs(client):
-    """(B, m) the loss gradients of a batch at the layer's outputs, one sample at a time."""
+    """The loss gradients (B, m) of a batch at the layer's outputs, computed one sample at a time."""
     _, variables, batch, share, _ = client
     ones = (Batch(x[None], y[None], jnp.arange(1)) for x, y in zip(batch.x, batch.y, strict=True))
     rows = [jax.jit(share)(variables, one) for one in ones]
@@ -67,14 +67,14 @@ def test_rows_and_labels_of_a_batch_are_exact(client):
     assert sorted(places) == list(range(B))
     np.testing.assert_allclose(answer.x, batch.x[places], atol=1e-4)
     np.testing.assert_array_equal(answer.y, np.asarray(batch.y)[places])
-    # Each column is orthogonal to the outputs that one sample leaves off, of those that any turns on.
+    # Each column is orthogonal to those outputs that one sample leaves off and that another turns on.
     d = _gradients_at_outputs(client)
     off = np.sort((d == 0)[:, (d != 0).any(axis=0)].sum(axis=1))
     by_chance = np.sort(run.attack.zeros) - off
     assert by_chance.min() >= 0
     assert by_chance.max() <= 1
     assert infos["found"][-1] == B
-    # An update that is a little noisy has no exact solution, nor has one of a sample that is there twice.
+    # Neither a slightly noisy update nor a batch that contains a sample twice has an exact solution.
     twice = batch._replace(x=batch.x.at[1].set(batch.x[0]), y=batch.y.at[1].set(batch.y[0]))
     for payload in (
         jax.tree.map(lambda g: g * (1 + 1e-2 * reference.normal(*g.shape, seed=5)), gradient),
@@ -111,7 +111,7 @@ def test_a_solution_is_that_of_least_squares_and_an_output_that_is_off_by_mistak
 
 
 def test_the_independent_columns_with_most_zeros_are_kept():
-    """The sum of zeros is the largest of all bases, as trying all of them shows."""
+    """The kept basis has the largest sum of zeros among all bases, as a search over all of them shows."""
     rng = np.random.default_rng(0)
     columns = rng.standard_normal((9, 3)).astype(np.float32)
     columns[1], columns[4] = 2 * columns[0], columns[2] + columns[3]
@@ -127,7 +127,7 @@ def test_the_independent_columns_with_most_zeros_are_kept():
     found = jax.jit(lambda c, z: solver._best_columns(factors, start, c, z))(columns, zeros)
     assert int(found.zeros.sum()) == most
     assert abs(np.linalg.det(np.asarray(found.columns))) > 1e-3
-    # What was found before takes part.
+    # Columns that were found before are also candidates.
     again = jax.jit(lambda s, c, z: solver._best_columns(factors, s, c, z))(found, columns[5:7], zeros[5:7])
     assert int(again.zeros.sum()) == most
 
@@ -202,7 +202,7 @@ def test_an_audit_certifies_the_rows_of_a_batch(client):
 
 
 def _of_other_losses(client, weights):
-    """The update where every sample's cross-entropy has a weight of its own."""
+    """The update for a cross-entropy with its own weight for every sample."""
     model, variables, batch, _, _ = client
 
     def loss(params):
@@ -237,7 +237,7 @@ def test_a_solution_without_the_loss_takes_relus_that_agree_and_enough_of_them(c
     found = jax.jit(functools.partial(solver.images_without_loss, model, share.batch_norm, layer))
     right = found(run.attack, seen)
     assert right.certain.all()
-    assert not right.dimmer.all()  # the layer's biases tell how bright the samples are
+    assert not right.dimmer.all()  # the layer's biases determine the brightness of the samples
     assert right.misfit < 1e-5
     np.testing.assert_allclose(right.x, batch.x[_places(right.x, batch.x), 0], atol=1e-4)
     columns = run.attack.columns
@@ -256,7 +256,7 @@ def test_a_sample_that_turns_on_what_another_does_is_not_certain(client):
     moved = {**dense, "kernel": dense["kernel"].at[0].set(5.0)}
     variables = {**variables, "params": {**variables["params"], "dense_0": moved}}
     x = np.asarray(reference.normal(2, 1, *SHAPE, seed=3)).copy()
-    x[0, 0, 0, 0], x[1, 0] = 0.0, np.eye(K)[0].reshape(SHAPE)  # the second one turns on every output
+    x[0, 0, 0, 0], x[1, 0] = 0.0, np.eye(K)[0].reshape(SHAPE)  # the second sample turns on every output
     batch = Batch(jnp.asarray(x), jnp.arange(2, dtype=jnp.int32), jnp.arange(2))
     gradient = jax.jit(share)(variables, batch)
     attack = attacks.spear(model, share, batch_size=2, draws=512)
@@ -279,7 +279,7 @@ def test_a_solution_without_the_loss_certifies_what_is_certain_throughout(monkey
     for name, value in replaced.items():
         monkeypatch.setattr(several_samples, name, lambda *_, value=value: value)
     share, run = SimpleNamespace(model=None, batch_norm="train"), SimpleNamespace(attack=None)
-    for defended, toned in ((False, None), (True, [False, True])):  # a bias that was changed tells no brightness
+    for defended, toned in ((False, None), (True, [False, True])):  # a changed bias does not determine the brightness
         case = SimpleNamespace(share=share, observation=None, samples=2, loss_known=False, defended=defended)
         answer = several_samples._answer(case, None, run)
         assert (answer is not None) == certified

@@ -138,7 +138,7 @@ def test_defenses_act_where_they_say(model, private, place):
 
 
 def test_embeddings_are_defended_before_the_label_holder_sees_them(model, private):
-    def shift(updates, state, params=None, *, key, round):  # labels would be refused: parties do not have them
+    def shift(updates, state, params=None, *, key, round):  # `labels` would be refused: parties have none
         return jax.tree.map(lambda leaf: leaf + 0.5, updates), state
 
     shifted = Defense("bottom_output", optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), shift))
@@ -161,7 +161,7 @@ def test_embeddings_are_defended_before_the_label_holder_sees_them(model, privat
 
 
 def test_noise_is_drawn_anew_in_every_step(model, private):
-    """The same noise in two steps would vanish in their difference."""
+    """Equal noise in two steps would cancel in their difference."""
     noise = gaussian_noise(100.0, place="cut_gradient")
     protocol = protocols.split_training(model, num_samples=N, batch_size=B, optimizer=optax.sgd(0.0), defenses=noise)
     state, step, sent = jax.jit(protocol.init)(jax.random.key(1)), jax.jit(protocol.round), []
@@ -172,14 +172,14 @@ def test_noise_is_drawn_anew_in_every_step(model, private):
 
 
 def _gradients(state, after, transcript):
-    """Of all owners, as plain SGD with rate 1 applied them."""
+    """The gradients of all owners, from the parameters before and after a step of plain SGD with rate 1."""
     del transcript
     return jax.tree.map(lambda old, new: np.asarray(old) - np.asarray(new), state.params, after.params)
 
 
 @pytest.mark.parametrize("before", [(), ("bottom_output", "top_output", "cut_gradient")])
 def test_gradients_of_single_examples_have_the_batchs_as_their_mean(model, private, before):
-    """Also where other defenses have changed what the examples' gradients are computed from."""
+    """This also holds if other defenses changed the inputs of the examples' gradients."""
     others = [_scale(place, 2.0) for place in before]
     plain = _gradients(*_step(model, private, optimizer=optax.sgd(1.0), defenses=others))
     own = _scale("per_example_gradient", 1.0)
@@ -240,13 +240,13 @@ def test_dp_sgd_clips_each_examples_gradient_at_its_owner_and_leaves_the_message
     assert clipped > 3
     for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
-    # What DP-SGD does not touch is what label attacks read.
+    # DP-SGD does not change the gradients that label attacks read.
     for a, b in zip(transcript.parties, plain.parties, strict=True):
         np.testing.assert_array_equal(a.output_gradient, b.output_gradient)
 
 
 def test_an_interactive_layer_replaces_the_first(model, private):
-    # Doubling z doubles its input's gradient, as two layers of ReLU behind it see the doubled value.
+    # The interactive layer doubles z, so the gradients at its inputs are those of the doubled value.
     start, after, transcript = _step(
         model, private, optimizer=optax.sgd(1.0), interactive=lambda key, params, b: 2 * model.first(params, b)
     )
@@ -288,7 +288,7 @@ def test_watching_is_running_step_by_step(model, private):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_private_values_that_are_not_finite_are_named_before_a_round_runs(model, private, bad):
-    """The round that first draws the sample used to be named, in which everything that a party sees was NaN."""
+    """Earlier versions named only the round that first drew the sample, where a party's whole view was NaN."""
     protocol = protocols.split_training(model, num_samples=N, batch_size=B)
     protocol = protocol._replace(round=lambda *_: pytest.fail("ran a round"))
     spoilt = private._replace(x=private.x.at[3, 1, 0].set(bad).at[5, 0, 0].set(bad))
@@ -347,7 +347,7 @@ def test_bad_input():
             model, num_samples=4, batch_size=2, defenses=dp_sgd(), loss=lambda logits, y: jnp.sum(logits**2)
         )
     invalid = model._replace(bottom=lambda own, x: jnp.log(-1 - model.bottom(own, x) ** 2))
-    protocols.split_training(invalid, num_samples=4, batch_size=2, defenses=dp_sgd())  # whose outputs are no numbers
+    protocols.split_training(invalid, num_samples=4, batch_size=2, defenses=dp_sgd())  # its outputs are NaN
     mixing = model._replace(bottom=lambda own, x: model.bottom(own, x) - model.bottom(own, x).mean(axis=0))
     protocols.split_training(mixing, num_samples=4, batch_size=2)
     with pytest.raises(ValueError, match="depends on the other samples of the batch"):
@@ -384,7 +384,7 @@ def test_columns_beyond_a_partys_width_are_refused_before_anything_is_compiled(m
     ):
         with pytest.raises(ValueError, match=r"party 0 has 3 columns in x, but widths \(2, 3\) give it 2"):
             refuses()
-    narrow = private._replace(x=private.x.at[:, 1, 1:].set(0.0))  # constant columns are no mistake
+    narrow = private._replace(x=private.x.at[:, 1, 1:].set(0.0))  # constant columns are accepted
     protocol.check(narrow)
 
 
@@ -435,7 +435,7 @@ def test_one_logit_for_two_classes_takes_a_binary_loss_or_becomes_two(private):
     assert all(np.abs(leaf).max() > 0 for leaf in transcript.payload)
     with pytest.raises(ValueError, match=r"cross_entropy of one logit is zero.*the two logits \(0, z\)"):
         _step(one, private)
-    # What the message advises gives the clients of the binary loss the same gradients.
+    # The advice of the message gives the same gradients as the binary loss.
     wrapped = two._replace(rest=lambda params, z: one.rest(params, z) * jnp.array([0.0, 1.0]))
     _, _, advised = _step(wrapped, private)
     chex.assert_trees_all_close(advised.payload, transcript.payload, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""What a client states is what its audit simulates: sums over the batch, and learning rates."""
+"""An audit simulates what a client states: sums over the batch, and learning rates."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ RATE = 0.2
 
 @pytest.fixture(scope="module")
 def summing():
-    """A client of two samples in each of three steps, whose loss is the sum over them, written out."""
+    """A client with three steps of two samples each and a loss that is a sum over samples, written out by hand."""
     model = perceptron()
     variables = reference.drawn(model)
     x, y = reference.uniform(6, 4, 4, 1, seed=1), jnp.array([3, 1, 3, 7, 0, 5], jnp.int32)
@@ -51,7 +51,7 @@ def test_a_client_that_sums_its_loss_is_simulated_with_its_own_steps(summing, st
 
 
 def test_a_module_is_read_as_what_is_stated_of_it():
-    """Its weights where these were sent, and in no other mode of batch normalisation than its own."""
+    """The weights are read if these are the stated kind, and only in the module's own mode of batch normalisation."""
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     net(torch.ones(2, 4)).sum().backward()

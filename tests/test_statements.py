@@ -1,4 +1,4 @@
-"""A stated defense explains what it does to an update, and a statement that cannot be is noticed."""
+"""A stated defense explains its changes to an update, and an impossible statement is noticed."""
 
 import chex
 import jax
@@ -17,7 +17,7 @@ from jaxleak.defenses import client_defense
 from jaxleak.defenses.mechanisms import Clipped, GaussianNoise, Mechanism
 from jaxleak.protocols import ClientShare
 
-#: What a kind is checked for, and a strength at which it would have done more than it has.
+#: Per kind of defense: a strength, a stated strength that would have changed more, and name and status of the finding.
 CHECKED = {
     "sparsification": (50.0, 10.0, "stated share", "suspicious"),
     "quantization": (8.0, 4.0, "stated bits", "suspicious"),
@@ -28,7 +28,7 @@ CHECKED = {
 
 @pytest.fixture(scope="module")
 def client():
-    """A client of three images whose update has the norm 3, and a layer of more than 2000 entries."""
+    """A client of three images with an update of norm 3 and a layer of more than 2000 entries."""
     model = models.mlp((8, 8, 1), 10, widths=(40,))
     variables, _, gradient = sent_by(model, images=3)
     norm = np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(gradient)))
@@ -55,7 +55,7 @@ def test_a_statement_is_believed_where_it_can_be(client, kind):
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_an_array_without_the_noise_that_is_stated_is_refused(client, kind):
-    """Units that are dead for the whole batch leave zeros, noise leaves none, and its rounding to 16 bits few."""
+    """Units that are dead for the whole batch leave zeros; noise leaves none, and its rounding to 16 bits only few."""
     _, variables, gradient = client
     defense = client_defense(kind, 1e-2)
     sent = defense.apply(jax.random.key(0), gradient)
@@ -72,7 +72,7 @@ def test_an_array_without_the_noise_that_is_stated_is_refused(client, kind):
 
 
 def test_zeros_that_rounding_to_weights_leaves_are_no_missing_noise(client):
-    """A small step is lost in the rounding of large weights, and the noise with it."""
+    """Large weights lose a small step to rounding, and its noise too."""
     _, variables, gradient = client
     rate, defense = 1e-4, client_defense("gaussian", 1e-2)
     sent = defense.apply(jax.random.key(0), gradient)
@@ -104,7 +104,7 @@ def test_an_update_that_was_clipped_at_another_norm_is_refused_with_the_remedy(c
 
 
 def test_the_clip_is_that_of_the_statement(client):
-    """Where no example reaches the clip, dividing an update by it would not be what a client of the clip 1 sends."""
+    """If no example reaches the clip, an update divided by the clip is not that of a client with a clip of 1."""
     model, variables, _ = client
     assert client_defense("dp_update", clip=10, noise_multiplier=0).mechanism == Mechanism(Clipped(10), None)
     dp_sgd = client_defense("dp_sgd", clip=10, noise_multiplier=0.8).mechanism

@@ -1,4 +1,4 @@
-"""Runs that the pages cite are copied whole, with their command, and only if they are the ones that are recorded."""
+"""Runs that the pages cite are copied completely, with their command, and only if they are the recorded ones."""
 
 import json
 
@@ -14,7 +14,7 @@ from jaxleak.study.runner import Result
 
 
 class CurveStudy(FakeStudy):
-    """As `FakeStudy`, with a curve and the name of the job."""
+    """A `FakeStudy` with a curve and with the name of the job."""
 
     jobs = type("Jobs", (), {"identity": staticmethod(lambda job, seed: {"job": job, "seed": seed})})()
 

@@ -1,4 +1,4 @@
-"""Sweeps: what a line becomes, what is refused, and the merged table."""
+"""Sweeps: the command of each line, refused inputs, and the merged table."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The commands that would have replaced this process."""
+    """A list of the commands that would have replaced this process."""
     commands = []
     monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))
     return commands

@@ -1,4 +1,4 @@
-"""The check of conservation laws: what keeps them, from when on they are broken, and which mistake mends that."""
+"""The check of conservation laws: updates that keep them, the threshold, and the mistake that explains a violation."""
 
 import functools
 from types import SimpleNamespace
@@ -22,12 +22,12 @@ def _tree(seed=0, **shapes):
 
 
 def test_the_laws_of_a_network_of_relus_are_kept_by_its_gradients_and_not_by_others():
-    """Scaling the inputs of a hidden unit up and its outputs down changes nothing."""
+    """The symmetry: scaling the inputs of a hidden unit up and its outputs down does not change the network."""
     model = models.mlp((4, 4, 1), 5, widths=(6,))
     variables, share = jax.jit(model.init)(KEY), protocols.ClientShare(model)
     found = laws.find_laws(share, variables, 2, jax.random.key(1))
     assert found.combinations.shape == (len(found.directions), len(found.tolerances))
-    assert len(found.tolerances) == 2  # as a whole, and unit by unit
+    assert len(found.tolerances) == 2  # as a whole, and per unit
     np.testing.assert_allclose(np.linalg.norm(found.combinations, axis=0), 1, rtol=1e-9)
     gradients = [laws._simulated(share, variables, 2, jax.random.key(seed), False) for seed in (5, 6)]
     assert max(laws.against(found, variables, gradient).worst for gradient in gradients) <= 1
@@ -102,7 +102,7 @@ def test_steps_are_named_where_they_may_be_why_no_law_is_left(monkeypatch, steps
         ("train", [], 1.0, "not applicable"),
         ("eval", ["a", "b"], 0.9e-5, "failed"),
         ("eval", ["a", "b"], 1.1e-5, "passed"),
-        ("eval", ["a", "b"], 0.0, "passed"),  # it was not recorded
+        ("eval", ["a", "b"], 0.0, "passed"),  # the leaf was not recorded
         ("eval", [], 1.0, "not applicable"),
     ],
 )
@@ -162,7 +162,7 @@ def test_other_layouts_exchange_equal_axes_or_count_channels_first():
 @pytest.mark.parametrize(("batch_norm", "other"), [("train", "eval"), ("eval", "train")])
 @pytest.mark.parametrize("mends", ["mode", "frozen", "layout", "decay", "nothing"])
 def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_norm, other, mends):
-    worst = {"mode": 1.01, "layout": 1.01}  # so little is no excuse
+    worst = {"mode": 1.01, "layout": 1.01}  # a small excess does not excuse a law
     worst |= {mends: 1.0} if mends in worst else {}
     model = models.convnet((4, 4, 1), 3, channels=(2,), strides=(2,), batch_norm=True)
     own = laws.Laws(protocols.ClientShare(model, batch_norm=batch_norm), (), *[None] * 3)
@@ -197,7 +197,7 @@ def test_the_first_mistake_that_mends_all_laws_is_the_cause(monkeypatch, batch_n
     }
     assert (cause, options) == expected.get(mends, (cause, ("--weights",)))
     assert mends != "nothing" or cause.startswith("weights of another round")
-    if batch_norm == "train":  # without running statistics there is no other mode
+    if batch_norm == "train":  # without running statistics, no other mode exists
         asked.clear()
         symmetry._cause(own, {"params": {}}, "sent", 2, KEY)
         assert not asked
@@ -256,7 +256,7 @@ def test_the_number_that_is_named_takes_the_decay_off():
 
 
 def test_a_normalisation_of_one_hot_codes_is_checked_on_such_codes():
-    """The epsilon of a normalisation counts beside small embeddings: their scale is no symmetry, as it is of images."""
+    """A normalisation's epsilon matters for small embeddings: unlike for images, their scale is no symmetry."""
     tokens, width = 200, 8
     keys = jax.random.split(jax.random.key(0), 3)
     params = {

@@ -1,4 +1,4 @@
-"""The images that an attacker makes up for its first guesses, drawn again by slow formulas from the same numbers."""
+"""The synthetic images for an attacker's first guesses, computed again by slow formulas from the same numbers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ COLOUR, GREY = (5, 7, 3), (6, 4, 1)
 
 
 def _pink(rng, count, shape, exponent):
-    """White noise of twice the size, every frequency f of it weighed by f^-exponent, and a corner cut out."""
+    """Pink noise: white noise of twice the size, weighted by f^-exponent at each frequency f, cropped to a corner."""
     height, width, channels = shape
     white = rng.standard_normal((count, channels, 2 * height, 2 * width), dtype=np.float32)
     weight = np.zeros((2 * height, 2 * width))
@@ -48,7 +48,7 @@ def _noise_of_one_exponent(rng, n, shape):
 
 
 def _leaves(rng, count, shape):
-    """Fourteen shapes over a ground, pixel by pixel, and a texture over all."""
+    """Images of fourteen shapes on a background, pixel by pixel, with a texture over everything."""
     height, width, channels = shape
 
     def draw(low, high):

@@ -9,23 +9,23 @@ SIZES = [(4, 2), (5, 3), (6, 2), (6, 5), (7, 4)]
 
 
 def all_batches(n, k):
-    """The paper's set S as a 0-1 matrix (C(N, K), N)."""
+    """The paper's set S of all batches as a 0-1 matrix (C(N, K), N)."""
     return np.array([[float(i in batch) for i in range(n)] for batch in combinations(range(n), k)])
 
 
 def output_objectives(s, v, truth):
-    """F1(V; s) of every batch."""
+    """The objective F1(V; s) of every batch."""
     return ((s @ (v - truth)) ** 2).sum(axis=1)
 
 
 def feature_objectives(s, h, v, true_h, true_v):
-    """F2(H; s) of every batch, with V from Step I."""
+    """The objective F2(H; s) of every batch, with V from Step I."""
     members = np.einsum("nd,ne->nde", h, v) - np.einsum("nd,ne->nde", true_h, true_v)
     return (np.einsum("tn,nde->tde", s, members) ** 2).sum(axis=(1, 2))
 
 
 def hessian(function, size):
-    """Exact for a quadratic function, by differences of steps of one."""
+    """The Hessian by differences with steps of one, exact for quadratic functions."""
     unit, f0 = np.eye(size), function(np.zeros(size))
     single = [function(e) for e in unit]
     return np.array(
@@ -64,7 +64,7 @@ def test_theorem_2_the_hessian_of_f2_is_a_schur_product_and_needs_no_wide_layer(
     full = hessian(lambda h: feature_objectives(s, h.reshape(n, depth), v, truth, v).mean(), n * depth)
     schur = block(n, k) * (v @ v.T)
     np.testing.assert_allclose(full, np.kron(schur, np.eye(depth)), atol=1e-9)
-    # Beyond the theorem: N > d2 will do, as long as no row of V is zero. (Oppenheim: C >= its smallest eigenvalue.)
+    # Beyond the theorem: N > d2 suffices if no row of V is zero. (Oppenheim: C >= its smallest eigenvalue.)
     assert np.linalg.eigvalsh(full).min() >= np.linalg.eigvalsh(block(n, k)).min() * (v**2).sum(axis=1).min() - 1e-9
     v[1] = 0
     assert abs(np.linalg.eigvalsh(block(n, k) * (v @ v.T)).min()) < 1e-12
@@ -79,13 +79,13 @@ def corrected(n, k):
 
 
 def test_bound_38_fails_as_printed_because_the_cross_terms_were_dropped():
-    # Errors that cancel within a batch: of three samples two cancel, and one is left.
+    # Errors cancel within a batch: of three samples, two cancel and one remains.
     n, k = 4, 3
     error = np.array([[1.0], [-1.0], [1.0], [-1.0]])
     values = output_objectives(all_batches(n, k), error, np.zeros_like(error))
     phi, epsilon = values.max(), (error**2).sum()
     assert epsilon > 2.9 * printed(n, k) * phi
-    # Eq. (37) equates these.
+    # Eq. (37) states that these are equal.
     assert values.mean() != pytest.approx(k / n * epsilon)
     assert epsilon == pytest.approx(corrected(n, k) * phi)
 

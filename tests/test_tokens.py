@@ -1,4 +1,4 @@
-"""Tokens that the rows of an embedding's gradient name."""
+"""Tokens that the rows of an embedding's gradient reveal."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def test_the_rows_of_an_embedding_name_the_tokens(client):
 
 
 def test_images_and_rows_that_are_zero_for_another_reason_name_none(client):
-    """As those of a matrix of that size of which the network reads a part."""
+    """A matrix of the same size that the network reads only in part also has zero rows, but these are no tokens."""
     share, variables = client
     payload = _sent(client, jax.random.uniform(KEY, (2, LENGTH, TOKENS, 1)))
     assert tokens_of(share, variables, payload, 2, KEY) is None

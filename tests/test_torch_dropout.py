@@ -56,7 +56,7 @@ def test_a_network_without_dropout_is_the_one_in_evaluation_mode():
 
 
 class Sometimes(nn.Module):
-    """A block that is left out at random, by uniform numbers that are rounded: as code of EfficientNets has it."""
+    """A block that is left out at random by rounded uniform numbers, as in code of EfficientNets."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class Sometimes(nn.Module):
 
 
 class Always(Sometimes):
-    """The block that is never left out: its own code is in evaluation mode, its layers in either."""
+    """The same block but never left out: its own code stays in evaluation mode, its layers may be in either."""
 
     def train(self, mode=True):
         super().train(mode)
@@ -102,7 +102,7 @@ def test_stochastic_depth_is_off_and_what_it_contains_normalises_by_the_batch():
 
 
 class Noisy(nn.Module):
-    """Noise that is added is no mask, which a mean of one could replace."""
+    """A module that adds noise; unlike a mask, added noise cannot be replaced by its mean of one."""
 
     def forward(self, x):
         return x + torch.randn_like(x) if self.training else x

@@ -1,4 +1,4 @@
-"""Normalisation in PyTorch's modules: its constants, its modes, and what mixes the images of a batch."""
+"""Normalisation in PyTorch's modules: constants, modes, and layers that mix the images of a batch."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_batch_normalisation_has_the_constants_of_its_owner(mode, count):
 
 
 class PartlyTrained(Norms):
-    """The same network, of a client that keeps the first normalisation in evaluation mode."""
+    """The network of a client that keeps the first normalisation in evaluation mode."""
 
     def train(self, mode=True):
         super().train(mode)
@@ -47,7 +47,7 @@ def test_layers_in_evaluation_mode_stay_so_while_the_others_train(name):
 
 
 class BatchStatistics(nn.Module):
-    """A network whose normalisation keeps no statistics, or takes those of each image alone."""
+    """A network with a normalisation that stores no statistics, or that uses those of each single image."""
 
     def __init__(self, norm):
         super().__init__()
@@ -58,7 +58,7 @@ class BatchStatistics(nn.Module):
 
 
 def test_batch_normalisation_without_running_statistics_is_attacked_as_such():
-    """By what the layer does in either mode, and not by what it stores."""
+    """The attack depends on what the layer computes in either mode, not on what it stores."""
     net = BatchStatistics(nn.BatchNorm2d(4, track_running_stats=False))
     x, ours = images(3)
     for module in (net, *exported_programs(net)):

@@ -1,4 +1,4 @@
-"""PyTorch's operators one by one: what the door computes for each of them, against PyTorch itself."""
+"""PyTorch's operators one by one: our computation of each, against PyTorch itself."""
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ MASK = X > 0
 QUERY, KEY, VALUE = (_random(2, 3, 5, 4, seed=seed) for seed in range(3))
 TRUTH_TABLE = np.array([True, True, False, False]), np.array([True, False, True, False])
 
-#: What there is to one argument.
+#: Operators with one argument.
 UNARY = (
     *(
         "relu",
@@ -43,7 +43,7 @@ UNARY = (
     *("logical_not", "mean", "sum", "max", "amax", "amin", "flatten"),
 )
 
-#: What changes the size of images: up and down, by sizes, by factors and by both, and to the same size.
+#: Operators that resize images: up and down, by sizes, by factors and by both, and to the same size.
 RESIZES = [
     *(
         (name, (X, *more), {})
@@ -68,7 +68,7 @@ RESIZES = [
     ("upsample_linear1d", (X[:, :, 0], [9], False, 1.6), {}),
     ("upsample_trilinear3d", (X[:, :, None], [2, 5, 12], True, None), {}),
 ]
-#: Transposed convolutions: apart, overlapping, with holes, in groups, cut, longer, and over other numbers of axes.
+#: Transposed convolutions: disjoint, overlapping, dilated, grouped, cropped, extended, and with other numbers of axes.
 TRANSPOSED = [
     ("conv_transpose2d", (X, _random(4, 3, 2, 2), _random(3), [2, 2]), {}),
     ("conv_transpose2d", (X, _random(4, 3, 2, 3), None, [2, 3], [0, 1], [1, 2]), {}),
@@ -83,7 +83,7 @@ TRANSPOSED = [
     ("convolution", (X, _random(4, 3, 3, 3), _random(3), [2], [1], [1], True, [1], 1), {}),
 ]
 
-#: Arguments of every other operator, and those of the above that say more.
+#: Cases of all operators: the lists above, further arguments for some of them, and all other operators.
 CASES = [
     *((name, (X,), {}) for name in UNARY),
     *((name, (POSITIVE,), {}) for name in ("log", "sqrt", "rsqrt", "reciprocal")),
@@ -267,8 +267,8 @@ CASES = [
     ("type_as", (MASK, X), {}),
 ]
 
-#: The tests of whole networks and of dropout meet these: PyTorch has no operator of that name that takes plain
-#: arguments, makes no result that could be compared, or always refuses.
+#: Operators that only the tests of whole networks and of dropout cover: PyTorch has no operator of this name with plain
+#: arguments, its result cannot be compared, or it always refuses.
 ELSEWHERE = {
     *("empty", "empty_permuted", "sym_size", "to", "_to_copy", "to_copy", "float"),
     *("bernoulli", "rand", "rand_like", "randn", "randn_like"),
@@ -282,7 +282,7 @@ def _converted(value, kind):
 
 
 def _arrays(value):
-    """The arrays of a result; statistics that come with one are left out."""
+    """The arrays of a result, without entries that are None."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     return [np.asarray(part) for part in parts if part is not None]
 
@@ -299,7 +299,7 @@ def test_an_operator_is_pytorchs(name, args, options):
 
 @pytest.mark.parametrize(("name", "args", "options"), RESIZES[::3] + TRANSPOSED)
 def test_what_makes_images_larger_has_pytorchs_derivatives(name, args, options):
-    """By the images, and by the kernel where there is one."""
+    """The derivatives are those by the images and, for convolutions, by the kernel."""
     count = 2 if "conv" in name else 1
     given = [torch.from_numpy(array).requires_grad_() for array in args[:count]]
     result = getattr(torch.ops.aten, name)(*given, *_converted(args[count:], torch.from_numpy), **options)
@@ -328,7 +328,7 @@ def test_random_masks_are_refused_or_their_own_mean():
         with pytest.raises(torch_layers.ActiveDropoutError, match="random numbers"):
             OPERATORS[name](X, 0.5)
     np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X, 0.8), np.full_like(X, 0.8))
-    np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X), X)  # which holds probabilities
+    np.testing.assert_array_equal(torch_layers.WITHOUT_DROPOUT["bernoulli"](X), X)  # X holds probabilities
 
 
 def test_attention_drops_nothing_where_dropout_is_off():
@@ -343,7 +343,7 @@ def test_attention_drops_nothing_where_dropout_is_off():
         torch_layers.attention(query, key, value, enable_gqa=True)
 
 
-#: An operator, its arguments, and the dtype of what it makes: double precision becomes single.
+#: Operators with arguments that set the dtype of the result; double precision becomes single.
 DTYPES = [
     *(("to", (X, dtype), {}) for dtype in (torch.float64, torch.float16, torch.int64, torch.bool)),
     ("_to_copy", (X,), {"dtype": torch.int32}),
@@ -393,7 +393,7 @@ KNOWN = ({"momentum", "exponential_average_factor"}, {"eps", "epsilon"})
 
 
 def test_every_operator_is_compared():
-    assert {torch_entries, torch_layers, torch_resize, torch_shapes}  # they fill the table
+    assert {torch_entries, torch_layers, torch_resize, torch_shapes}  # importing them fills the table
     assert {name for name, _, _ in CASES} | ELSEWHERE == set(OPERATORS)
 
 
@@ -454,7 +454,7 @@ def test_rounding_to_decimals():
     np.testing.assert_allclose(OPERATORS["round"](X, decimals=1), expected, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PyTorch about itself
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # warnings of PyTorch about its own code
 @pytest.mark.parametrize("read", ["view", "slice"])
 def test_a_part_of_what_is_changed_in_place_afterwards_is_changed_too(read):
     class Net(torch.nn.Module):
@@ -468,6 +468,6 @@ def test_a_part_of_what_is_changed_in_place_afterwards_is_changed_too(read):
     exported = torch.export.export(Net(), (x,))
     try:
         found = torch_graph.Graph(exported, "refuse")({}, {}, X)[0]
-    except torch_graph.UnknownOperatorsError:  # the caller then asks PyTorch for a program without such changes
+    except torch_graph.UnknownOperatorsError:  # the caller then gets a program without in-place changes from PyTorch
         found = torch_graph.Graph(exported.run_decompositions(), "refuse")({}, {}, X)[0]
     np.testing.assert_allclose(found, Net()(x).numpy(), rtol=1e-4)

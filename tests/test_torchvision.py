@@ -1,4 +1,4 @@
-"""Networks of torchvision through `models.from_torch`, beside what PyTorch computes."""
+"""Networks of torchvision through `models.from_torch`, against PyTorch itself."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from jaxleak import models
 
 torch = pytest.importorskip("torch")
 
-#: Names in torchvision, and what these take beside the number of classes.
+#: Names in torchvision, with the options beside the number of classes.
 NETWORKS = {
     "resnet18": {},
     "vgg11_bn": {},
@@ -26,16 +26,16 @@ NETWORKS = {
 @pytest.fixture(scope="module")
 def torchvision():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of extensions that read files of images
+        warnings.simplefilter("ignore")  # about extensions that read image files
         try:
             import torchvision
-        except (ImportError, RuntimeError) as error:  # the second where it was built for another PyTorch
+        except (ImportError, RuntimeError) as error:  # a RuntimeError if it was built for another PyTorch
             pytest.skip(f"torchvision cannot be imported: {error}")
     return torchvision
 
 
 def every_part_matters(net):
-    """Change what starts at zero or one: heads, scales of layers, biases and running statistics."""
+    """Change parameters that start at zero or one: heads, scales of layers, biases and running statistics."""
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.ndim == 2:
@@ -45,7 +45,7 @@ def every_part_matters(net):
         for part in net.modules():
             if isinstance(part, torch.nn.BatchNorm2d):
                 part.momentum = 1.0
-        # Statistics become those of a batch, without which linear bottlenecks lose the image.
+        # Set the running statistics to those of a batch; otherwise linear bottlenecks lose the image.
         net.train()(torch.rand(8, 3, 32, 32))
 
 
@@ -62,6 +62,6 @@ def test_logits_in_evaluation_mode_are_pytorchs(name, torchvision):
     apply = jax.jit(model.apply, static_argnames="mode")
     logits = apply(variables, jnp.asarray(x.numpy().transpose(0, 2, 3, 1)), mode="eval").logits
     largest = np.abs(expected).max()
-    assert np.abs(expected[0] - expected[1]).max() > 1e-3 * largest  # the image has a part in it
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3 * largest  # the outputs depend on the image
     np.testing.assert_allclose(logits, expected, atol=1e-4 * largest)
     assert model.has_batch_norm == any(isinstance(part, torch.nn.BatchNorm2d) for part in net.modules())

@@ -1,4 +1,4 @@
-"""Built-in networks against twins in plain Flax and PyTorch, through the doors for them."""
+"""Built-in networks against twins in plain Flax and PyTorch, through `models.from_flax` and `models.from_torch`."""
 
 import functools
 
@@ -19,11 +19,11 @@ Y = jnp.array([1, 3])
 
 
 class PlainViT(nn.Module):
-    """Two blocks on patches of 4x4, written with Flax's own attention function."""
+    """A vision transformer of two blocks on 4x4 patches, with Flax's own attention function."""
 
     @nn.compact
     def __call__(self, x):
-        # With the fast variance, whose maximum with zero counts as a kink, an attack would choose the homotopy.
+        # The maximum with zero in the fast variance counts as a kink, and an attack would then choose the homotopy.
         norm = functools.partial(nn.LayerNorm, epsilon=1e-6, use_fast_variance=False)
         x = x.reshape(len(x), 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(len(x), 4, 48)
         x = nn.Dense(6, name="embed")(x)
@@ -48,8 +48,8 @@ VIT = {"patch_size": 4, "width": 6, "depth": 2, "heads": 2, "mlp_ratio": 2}
 def image_of(name):
     """The shape of a network's images.
 
-    Deep networks halve them up to three times. The pools of ConvNet leave one pixel of sixteen, whose normalisation
-    makes rounding grow within six steps of the attack.
+    Deep networks halve the images up to three times. The pools of ConvNet would leave one pixel of 16x16 images, and
+    its normalisation would make rounding errors grow within six steps of the attack.
     """
     return (32, 32, 3) if name == "convnet_ig" else (16, 16, 3) if name in DEEP else IMAGE
 
@@ -71,25 +71,25 @@ FLAX = {
 for built_in, (options, network) in DEEP.items():
     BUILT_IN[built_in] = functools.partial(models.build, built_in, image_of(built_in), CLASSES, **options)
     FLAX[built_in] = InFlax(network)
-#: Networks that both frameworks have from `deep_twins`.
+#: Networks of `deep_twins` that are built in both frameworks.
 SHARED = {"resnet": functools.partial(resnet, blocks=(1, 1)), **{name: network for name, (_, network) in DEEP.items()}}
 
 
 def flat(name):
-    """A built-in's name of a leaf as module and leaf, nested modules joined: ("attention_0_qkv", "kernel")."""
+    """Split a built-in's leaf name into module and leaf, with nested modules joined: ("attention_0_qkv", "kernel")."""
     module, _, leaf = name.rpartition("/")
     return module.replace("/", "_"), leaf
 
 
 def flax_twin(name, variables):
-    """The plain module as a classifier, and how a leaf of the built-in is found in its trees."""
+    """The plain module as a classifier, its variables, and a function that finds a built-in's leaf in its trees."""
     given = flat_variables({part: leaves for part, leaves in variables.items() if leaves})
     twin, theirs = models.from_flax(FLAX[name], given, image_shape=image_of(name), num_classes=CLASSES)
     return twin, theirs, lambda leaves, path: _tree.named_leaves(leaves)["/".join(filter(None, flat(path)))]
 
 
 def torch_twin(name, variables):
-    """As `flax_twin`, of a module of PyTorch with the built-in's weights."""
+    """The same as `flax_twin` for a module of PyTorch with the built-in's weights."""
     torch = pytest.importorskip("torch")
     from torch.nn import functional
 
@@ -99,7 +99,7 @@ def torch_twin(name, variables):
         return f"{module}_{leaf}".lstrip("_").replace("_kernel", "_weight").replace("_scale", "_weight")
 
     class Twin(torch.nn.Module):
-        """Weights by name, and functions of PyTorch."""
+        """A PyTorch module with the built-in's weights by name, and with PyTorch's functions."""
 
         relu, relu6 = staticmethod(torch.relu), staticmethod(functional.relu6)
 
@@ -194,7 +194,7 @@ def gradient_of(model, variables, x):
 
 
 def slope(model, variables, x):
-    """The derivative of the gradient's squared norm by the images, which takes second derivatives of every layer."""
+    """The derivative of the gradient's squared norm by the images, which uses second derivatives of every layer."""
 
     @jax.jit
     def by_images(x):
@@ -204,7 +204,7 @@ def slope(model, variables, x):
 
 
 def first_losses(model, variables, x):
-    """What ten steps of the attack say, from the same start."""
+    """The losses of ten steps of the attack from a fixed start."""
     seen = Observation(jnp.zeros((), jnp.int32), variables, jax.jit(lambda v: gradient_of(model, v, x))(variables))
     attack = attacks.inversion(model, protocols.ClientShare(model), presets.fedleak(10), batch_size=2)
     template = Batch(jnp.zeros_like(x)[:, None], jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32))
@@ -231,7 +231,7 @@ def test_a_built_in_and_its_twin_are_one_network(name, twin_of):
     slopes = [slope(m, v, x) for m, v in both]
     np.testing.assert_allclose(*slopes, atol=1e-3 * np.abs(slopes[0]).max())
     losses = [first_losses(m, v, x) for m, v in both]
-    assert (np.diff(losses[0], axis=0) != 0).all()  # every step changes something, though few help a deep network
-    # Rounding grows from step to step in the deepest networks, until their kinks fall differently.
+    assert (np.diff(losses[0], axis=0) != 0).all()  # every step changes the loss, though few help a deep network
+    # In the deepest networks, rounding errors grow from step to step until kinks switch differently.
     compared = 5 if name in ("resnet34", "mobilenet_v2") else 10
     np.testing.assert_allclose(losses[0][:compared], losses[1][:compared], rtol=2e-3)

@@ -1,5 +1,5 @@
-"""What a verdict does not claim: counts at a doubtful scale, attacks that had no time, copies of one image, and what
-contradicts itself."""
+"""Claims that a verdict does not make: counts at a doubtful scale, safety without time for attacks, copies of one image
+as several images, and contradictions."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxleak.audit._verdict.warnings import contradicted, copied, out_of_range
 
 @pytest.fixture(scope="module")
 def client():
-    """A client of twelve samples, three local steps of four each."""
+    """A client of twelve samples, in three local steps of four each."""
     model = perceptron()
     variables = reference.drawn(model)
     x = reference.uniform(12, 1, 4, 4, 1, seed=1)
@@ -79,7 +79,7 @@ def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_pa
     gradient = jax.jit(protocols.ClientShare(model))(variables, batch)
     verdict = audit.update(
         model, variables, gradient, batch_size=12, defense="other", minutes=1e-4
-    )  # no label is claimed of a defended update
+    )  # no label is claimed for a defended update
     assert verdict.verdict == verdict.headline == "not attacked"
     assert audit.EXIT_STATUS[verdict.verdict] == 4
     assert any(" are spent of the 0 s of --minutes 0.0001: --minutes 1 would" in one for one in verdict.reasons)
@@ -93,7 +93,7 @@ def test_what_took_the_time_of_an_audit_without_attacks_is_said():
         "The checks took 35 s, 30 of them compiling. 40 s are spent of the 30 s of --minutes 0.5: --minutes 2 would "
         "leave 80 s for an attack."
     )
-    # No fewer than were given, where attacks that were cut short took the time.
+    # The advice never names less time than was given, here used up by attacks that were cut short.
     assert "--minutes 4 would leave 180 s" in _time_of_checks(3.0, 60.0, seconds=9.0, compiling=1.0)
 
 
@@ -122,7 +122,7 @@ def test_copies_among_certified_images_are_a_warning():
     (one,) = copied(answer(0, 1, 1))
     assert one.evidence == "1 of 3 certified images is a copy of another one."
     uncertain = answer(0, 0, solved=False, agreement=np.array([0.99, 0.5]))
-    assert copied(uncertain) == []  # only one of them is certified
+    assert copied(uncertain) == []  # only one of the images is certified
     (alike,) = copied(answer(0, 1, 1), [Finding(RANK, "passed", "")])  # no smaller batch has the head's rank
     assert alike.cause.startswith("images of the client that are alike")
     assert alike.option == "--minutes"
@@ -139,7 +139,7 @@ def test_a_private_mechanism_behind_batch_statistics_can_be_stated():
 
 
 def _pictures(count):
-    """Images (count, 4, 4, 1) that are not flat."""
+    """Equal images (count, 4, 4, 1) with brightness from 0 to 1."""
     return np.broadcast_to(np.linspace(0, 1, 16).reshape(1, 4, 4, 1), (count, 4, 4, 1))
 
 
@@ -150,7 +150,7 @@ def test_an_answer_that_contradicts_the_proven_labels_takes_the_proof_away():
     assert "1 of class 0, 1 of class 4; the head's gradient would prove 1 of class 0, 1 of class 3" in found.evidence
     assert "label smoothing" in found.cause
     assert contradicted(answer, labels._replace(proven=np.eye(10, dtype=int)[4])) == []
-    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # which explains nothing
+    assert contradicted(answer._replace(cosine_distance=1.0), labels) == []  # this answer explains nothing
     assert contradicted(None, labels) == []
 
 
@@ -178,7 +178,7 @@ def test_starts_that_agree_on_a_flat_image_certify_nothing():
 
 @pytest.mark.parametrize("attack", ["peeling", "peeling_alone"])
 def test_starts_of_peeling_must_agree_more_closely(attack):
-    """Its smoothing blurs both starts alike."""
+    """The smoothing of peeling blurs both starts in the same way."""
     agreed = {"cosine_distance": 0.0, "misfit": 0.0, "y": np.zeros(1, int)}
     answer = Answer(attack, _pictures(1), agreement=np.array([0.989]), **agreed)
     assert not answer.shown.any()

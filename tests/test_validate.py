@@ -1,4 +1,4 @@
-"""Checks of user input: what is just allowed, what just is not, and how it is said."""
+"""Checks of user input: values just inside and just outside the allowed range, and the messages."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_a_count_may_be_zero_where_nothing_is_something_to_ask_for():
     ],
 )
 def test_halves_of_what_is_counted_are_refused(counted, name):
-    """Halves would end in an obscure error of JAX's much later, or be cut off."""
+    """Otherwise halves would cause an obscure error of JAX much later, or be truncated."""
     with pytest.raises(ValueError, match=f"^{name} must be a whole number, got 2.5"):
         counted(2.5)
 

@@ -1,4 +1,4 @@
-"""The verdict on an update: what leaks is shown, what does not is not, and mistakes are no verdict on leakage."""
+"""The verdict on an update: it shows exactly what leaks, and inputs with mistakes get no verdict on leakage."""
 
 from types import SimpleNamespace
 
@@ -61,7 +61,7 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     x, y, nothing = pictures(2), np.zeros(2, int), Labels.none(10)
     far = Answer("far", x, y, misfit=0.7, cosine_distance=0.3, agreement=np.ones(2))
     near = Answer("near", x, y, misfit=0.05, cosine_distance=0.001, agreement=np.array([0.94, 0.96]))
-    assert not far.shown.any()  # starts that agree on an image whose gradient is another one's show nothing
+    assert not far.shown.any()  # starts that agree on an image with another gradient show nothing
     assert best_of([far, near]) is near
     outcome, reasons = decide(unexplained(far), nothing, far, ["Tried far."], ["Row spaces were not tried."])
     assert outcome == "not shown to leak"
@@ -104,7 +104,7 @@ def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_upd
         "search took wrong"
     )
     assert warning.option.startswith("--loss other")
-    # So it is where the answer that is nearest was cut short, and nothing was asked of it.
+    # The same holds if the nearest answer was cut short and not tested.
     cut = found._replace(finished=False, cosine_distance=9e-4)
     (warning,) = unexplained(cut, [Finding(SYMMETRIES, "passed", "all")], [short, cut])
     assert warning.evidence.startswith("Images near another answer that has the update leave 4.5% of the update")
@@ -125,9 +125,9 @@ def test_peeling_and_a_search_that_end_at_two_images_certify_neither():
     assert "Peeling and FedLeak, 400 iterations end at different images" in told(first)
     for same in (
         search._replace(x=one),  # the same image
-        search._replace(cosine_distance=0.5),  # which is no answer
+        search._replace(cosine_distance=0.5),  # too far to be an answer
         search._replace(finished=False),
-        search._replace(attack="any_loss_400"),  # which has fitted a loss
+        search._replace(attack="any_loss_400"),  # its loss was fitted
         search._replace(x=np.concatenate([other, one])),
     ):
         assert _apart([peeled, same])[0].shown.all()
@@ -165,7 +165,7 @@ def test_images_that_make_up_for_another_loss_have_no_certificate(smoothing):
     assert (stated.agreement >= 0.95).all()
     assert stated.explained == (not smoothing)
     assert any(answer.fitted for answer in verdict.answers) == bool(smoothing)
-    # Other images explain the update as well, whatever the loss is.
+    # Other images explain the update equally well, whatever the loss is.
     assert not stated.shown.any()
     assert not any(answer.shown.any() for answer in verdict.answers if not answer.explained)
 
@@ -214,13 +214,13 @@ def test_one_image_that_is_taken_for_four_proves_one_label(perceptron):
 
 
 def test_labels_beyond_the_rank_are_conditional_on_the_batch_size():
-    """Five images of one class, of three: the rank of two proves two samples, and the others have to be believed."""
+    """Five images have one of three classes: the rank of two proves two samples; the others rest on the batch size."""
     from jaxleak.audit._checks.head import Head
 
     rng = np.random.default_rng(0)
     features, logits, y = rng.normal(size=(5, 6)), rng.normal(size=(5, 3)), np.eye(3)[np.full(5, 1)]
     outputs = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - y) / 5
-    bias = np.log((outputs + y / 5).sum(axis=0))  # the mean softmax, so that label counts are whole numbers
+    bias = np.log((outputs + y / 5).sum(axis=0))  # log of the mean softmax: label counts are whole numbers
     labels = labels_of(Head(features.T @ outputs, outputs.sum(axis=0), np.zeros((6, 3)), bias), 5)
     assert labels.proven.sum() <= 2
     assert labels.proven[1] >= 1
@@ -282,7 +282,7 @@ def test_what_the_client_does_not_train_is_a_constant(frozen):
     assert verdict.verdict != "inputs inconsistent", verdict.reasons
     assert {finding.status for finding in verdict.findings if finding.name == "known images"} == {"passed"}
     assert any("parameters are constants" in note for note in verdict.notes)
-    assert verdict.labels[batch.y[0]] == verdict.metrics["label_count"] == 1  # read off the bias where no more is sent
+    assert verdict.labels[batch.y[0]] == verdict.metrics["label_count"] == 1  # read from the bias if no more is sent
     refused = audit.update(model, variables, sent._replace(facts=capture.Facts(batch_size=1)))
     assert refused.verdict == "inputs inconsistent"
     assert "--frozen" in refused.findings[0].option
@@ -314,7 +314,7 @@ def test_a_loss_that_nobody_states_hides_no_input_of_a_dense_layer(perceptron):
     assert "whatever the loss and the label" in verdict.reasons[0]
     assert "that layer's gradient" in verdict.reasons[0]
     assert verdict.metrics["psnr"] > 100
-    # What is no outer product of one input is not of one sample, or was changed.
+    # A gradient that is no outer product comes from several samples, or was changed.
     first = next(name for name in gradient if name != model.head)
     noise = 1e-2 * reference.normal(*gradient[first]["kernel"].shape, seed=3)
     noisy = gradient | {first: gradient[first] | {"kernel": gradient[first]["kernel"] + noise}}
@@ -381,7 +381,7 @@ def test_rows_of_a_table_are_searched_and_certified(shape, samples, facts, monke
 def test_agreement_of_rows_is_explained():
     row = Answer("fedleak_400", np.zeros((1, 1, 1, 6)), np.zeros(1, int), 0.0, 0.0, agreement=np.array([0.9]))
     assert _without_ssim((1, 1, 6), [row])[0].startswith("Images with a side below 3 pixels, such as rows of a table,")
-    assert not _without_ssim((1, 1, 6), [row._replace(agreement=None)])  # equations compare no starts
+    assert not _without_ssim((1, 1, 6), [row._replace(agreement=None)])  # answers of equations compare no starts
     assert not _without_ssim((3, 3, 1), [row])
 
 
@@ -390,7 +390,7 @@ def test_a_certificate_of_a_row_takes_starts_that_differ_in_no_column():
     answer = Answer("fedleak_400", columns, np.zeros(1, int), 0.0, 0.0, agreement=np.array([0.98]))
     assert not answer.shown.any()
     assert answer._replace(agreement=np.array([0.991])).shown.all()
-    assert answer._replace(x=np.linspace(0, 1, 9).reshape(1, 3, 3, 1)).shown.all()  # an SSIM
+    assert answer._replace(x=np.linspace(0, 1, 9).reshape(1, 3, 3, 1)).shown.all()  # the image has an SSIM
 
 
 def test_a_row_is_flat_where_its_columns_are_one_number():
@@ -442,7 +442,7 @@ def test_a_search_without_a_refuted_loss_is_chosen_for_its_certificates_alone():
 
 
 def test_layers_below_the_head_that_are_not_explained_withdraw_the_certificate():
-    """As where they have a rate of their own, and the head outweighs them."""
+    """Such layers may have their own learning rate, and the head may outweigh them."""
     found = Answer("fedleak_400", pictures(2), np.zeros(2, int), 0.05, 1e-3, agreement=np.ones(2), remainder=0.0175)
     assert found._replace(below_head=0.2).shown.all()
     far = found._replace(below_head=0.3)

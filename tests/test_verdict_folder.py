@@ -1,4 +1,4 @@
-"""The budget of an audit, what it keeps in its folder, and what its clock counts."""
+"""The budget of an audit, the files in its folder, and the time that counts."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def test_a_search_stops_with_its_budget_and_goes_on(tmp_path, monkeypatch):
     options = {"batch_size": 2, "out": tmp_path}
     shown = []
     done = lambda: [told[1] for told in shown if told[0].startswith("FedLeak") and told[1]]  # noqa: E731
-    monkeypatch.setattr(Store, "left", property(lambda _: -1.0 if done() else 60.0))  # a clock that a test can stop
+    monkeypatch.setattr(Store, "left", property(lambda _: -1.0 if done() else 60.0))  # a budget that the test can end
     show = lambda *told: shown.append(told)  # noqa: E731
     first = audit.update(model, variables, gradient, show=show, **options)
     assert not first.answers[-1].finished
@@ -45,7 +45,7 @@ def test_another_network_with_the_same_weights_is_another_audit(perceptron, tmp_
     model, variables, _, gradient = perceptron
     audit.update(model, variables, gradient, batch_size=1, out=tmp_path)
     smooth = models.mlp((4, 4, 1), 10, widths=(16, 8), activation="sigmoid")
-    # Its own gradient is another one; this is what a folder says of one that happens to be the same.
+    # The gradient of this network would differ; the test covers one that happens to be equal.
     share = protocols.ClientShare(smooth)
     identity = _identity(share, variables, gradient, capture.Facts(batch_size=1), 0)
     with pytest.raises(ValueError, match=r"other inputs \(network\).*--fresh"):
@@ -124,7 +124,7 @@ def test_a_default_that_is_stated_is_the_same_client(perceptron, tmp_path, monke
     audit.update(model, variables, gradient, **options, **taken)
     with pytest.raises(ValueError, match=r"holds an audit of other inputs \(client\)"):
         audit.update(model, variables, gradient, **options, defense="other")
-    # Certificates of earlier rules are not gone on with.
+    # An audit with certificates of earlier rules is not continued.
     monkeypatch.setattr(sys.modules["jaxleak.audit._verdict.update"], "_RULES", 10**9)
     with pytest.raises(ValueError, match=r"holds an audit of other inputs \(rules\)"):
         audit.update(model, variables, gradient, **options)
@@ -168,7 +168,7 @@ def test_the_budget_is_over_before_an_attack_where_checks_and_compiling_have_spe
 
 @pytest.mark.parametrize(
     ("gradient", "left", "chunk"),
-    # Two starts of four gradients each, and a chunk takes less than a quarter of what is left.
+    # Two starts take four gradients each, and a chunk takes less than a quarter of the remaining time.
     [(0.01, 16.1, 50), (0.01, 16.0, 10), (0.01, 3.21, 10), (0.01, 3.2, 2), (0.01, 0.65, 2), (0.01, 0.1, 2)],
 )
 def test_a_search_looks_at_the_clock_in_time(monkeypatch, gradient, left, chunk):
@@ -194,7 +194,7 @@ def test_spans_of_compiling_that_overlap_are_counted_once():
         watch.add(now + begin, now + end)
     assert watch.spent["compiling"] == pytest.approx(1 + 3.5 + 1)
     late = Stopwatch()
-    late.add(late._begin - 9, late._begin + 1)  # what came before is left out
+    late.add(late._begin - 9, late._begin + 1)  # time before the start does not count
     assert late.spent["compiling"] == pytest.approx(1)
 
 

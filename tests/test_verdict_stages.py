@@ -1,4 +1,4 @@
-"""The order of the attacks of an audit, and what certifies and chooses an answer."""
+"""The order of the attacks of an audit, and the rules that certify and choose an answer."""
 
 from types import SimpleNamespace
 
@@ -18,12 +18,12 @@ from jaxleak.audit._verdict.verdict import Answer, best_of
 
 SURE, UNSURE = {"agreement": np.array([0.95, 0.99])}, {"agreement": np.array([0.949, 0.99])}
 
-#: How answers are compared with an update that is a gradient.
+#: Comparison of answers with an update that is a plain gradient.
 UNDEFENDED = SimpleNamespace(undone=None)
 
 
 class Stated(SimpleNamespace):
-    """A case of which only some fields are set."""
+    """A case with only some fields set."""
 
     def _replace(self, **fields):
         return Stated(**vars(self) | fields)
@@ -38,9 +38,9 @@ def test_what_certifies_an_image():
     assert answer_of(**UNSURE).shown.tolist() == [False, True]
     assert not answer_of().shown.any()
     for fields in ({"solved": True}, SURE):
-        assert not answer_of(distance=2e-2, **fields).shown.any()  # the gradient is another one
+        assert not answer_of(distance=2e-2, **fields).shown.any()  # the gradient differs
     assert answer_of(distance=2e-2, **SURE).counted_agreement is None
-    assert not answer_of(finished=False, **SURE).shown.any()  # more time might part the starts again
+    assert not answer_of(finished=False, **SURE).shown.any()  # with more time the starts might diverge again
     assert answer_of(finished=False, solved=True).shown.all()
 
 
@@ -74,7 +74,7 @@ def test_entries_that_a_defense_left_out_are_not_known_to_be_zero(perceptron):
 
 
 def test_an_answer_is_an_image_and_judged_as_one(perceptron):
-    """What lies outside of [0, 1] is cut off before its gradient is compared."""
+    """Pixels outside of [0, 1] are clipped before the gradient is compared."""
     model, variables, _, gradient = perceptron
     case = case_of(protocols.ClientShare(model), Observation(0, variables, gradient))
     wild = np.random.default_rng(0).uniform(-1, 2, (1, *model.image_shape))
@@ -108,7 +108,7 @@ def test_answers_are_compared_through_the_defense_that_is_stated(perceptron):
 
 
 def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, perceptron):
-    """So that the second one compiles nothing."""
+    """Then the second audit compiles nothing."""
     model, variables, _, gradient = perceptron
     seen, searched = Observation(jnp.zeros((), jnp.int32), variables, gradient), []
 
@@ -126,7 +126,7 @@ def test_audits_of_equal_clients_search_with_the_same_attack(monkeypatch, percep
 
 @pytest.mark.parametrize(("unknowns", "remainder"), [(0, 0.01), (3, 0.08)])
 def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, remainder):
-    """Each of the questions finds another image open, and none is asked of images that are open already."""
+    """Each of the questions finds another image open, and images that are already open are not tested again."""
     places, masks, noises = np.arange(9), [], []
     drawn = SimpleNamespace(off={}, of=lambda names: 0.1)
 
@@ -157,22 +157,22 @@ def test_every_question_alone_takes_a_certificate_back(monkeypatch, unknowns, re
     store = SimpleNamespace(left=1.0, checkpoints=lambda name: None)
     case = SimpleNamespace(store=store, show=lambda *_: None, template=None, key=None, unknowns=unknowns)
     found, _ = searches.search(case, "fedleak_400", SimpleNamespace(iterations=2), None)
-    open_ones = [0, *([1] if unknowns else []), 2, 3, 4, 6, 7, 8]  # of blends it is asked where the loss is not known
+    open_ones = [0, *([1] if unknowns else []), 2, 3, 4, 6, 7, 8]  # blends are tested if the loss is unknown
     assert np.flatnonzero(found.undetermined).tolist() == open_ones
     assert np.flatnonzero(found.shown).tolist() == [place for place in places if place not in open_ones]
     assert np.flatnonzero(found.toned).tolist() == [5]
-    # The second search, two images that may be one, changes of all images, the pixels, turned copies, and tones: each
-    # is asked of those that are left.
+    # The questions: second search, two images that may be one, changes of all images, pixels, turned copies, tones.
+    # Each tests the images that are left.
     assert [mask.count(False) for mask in masks] == [1, *(len(open_ones) - lacking for lacking in (5, 3, 2, 1, 0))]
     assert (found.remainder, found.noise) == (remainder, 0.1)
-    assert noises == [None if remainder < 0.05 else drawn]  # noise that is not there as stated explains nothing
+    assert noises == [None if remainder < 0.05 else drawn]  # noise that does not fit its statement explains nothing
 
 
 class TestStages:
-    """Which searches an audit makes; none is really made here."""
+    """The choice of an audit's searches; all searches are stubs."""
 
     def case(self, monkeypatch, answers, left=np.inf, **fields):
-        """A case whose searches take a second an iteration and find these answers in turn."""
+        """A case with stubs of searches that take a second per iteration and find these answers in turn."""
         self.searched, found = [], iter(answers)
 
         def search(case, name, attack, observation, **_):
@@ -190,7 +190,7 @@ class TestStages:
     @pytest.mark.parametrize(
         ("left", "searched"),
         [
-            (800, [400]),  # it would have to end with the budget
+            (800, [400]),  # a second search would end only with the budget
             (801, [400, 800]),
             (1501, [400, 1500]),
             (3001, [400, 3000]),
@@ -238,7 +238,7 @@ class TestStages:
         [
             ({}, 0.02, True),
             ({}, 0.001, False),  # the update is explained
-            ({"defended": True}, 0.02, False),  # then it was tried beside the others
+            ({"defended": True}, 0.02, False),  # it was then tried together with the others
             ({"defended": True, "defense": defenses.quantize(4)}, 0.02, False),
             ({"store": SimpleNamespace(left=0)}, 0.02, False),
         ],
@@ -303,7 +303,7 @@ class TestStages:
     @pytest.mark.parametrize(
         ("closed", "matched", "ran"),
         [
-            ([answer_of(solved=True)], [], []),  # equations leave nothing to search for
+            ([answer_of(solved=True)], [], []),  # the equations were solved, so no search is needed
             ([answer_of(distance=0.9e-5, **SURE)], [], []),
             ([answer_of(distance=1.1e-5, **SURE)], [answer_of()], ["briefly"]),
             ([answer_of()], [answer_of(**SURE)], ["at length"]),

@@ -1,4 +1,4 @@
-"""The truth of an audit: how it is read and scored, and that no attack sees it."""
+"""The truth in an audit: how it is read and used for scores, and that no attack sees it."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         assert labels.tolist() == [0, 4]
     assert check_truth((x, np.array([0.0, 4.0])), 2, (3, 4, 1), 5)[1].dtype == np.int64
     assert check_truth(None, 2, (3, 4, 1), 5) is None
-    assert check_truth((np.stack([x[0], 0 * x[0] + 1]), None), 2, (3, 4, 1), 5)[1] is None  # 0 and 1 are pixels
+    assert check_truth((np.stack([x[0], 0 * x[0] + 1]), None), 2, (3, 4, 1), 5)[1] is None  # 0 and 1 are valid pixels
     for truth, match in (
         ((x[:1], None), "truth must hold images of shape"),
         ((x + 1e-3 + (1 - x.max()), None), "truth must hold images in"),
@@ -61,7 +61,7 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         ((x, [-1, 0]), "truth must hold 2 labels in"),
         ((x, np.eye(5)[:2]), r"truth must hold 2 labels .* got shape \(2, 5\): one-hot\? take the argmax"),
         ((x, np.ones((2, 5))), "got shape .*: labels of several classes per image cannot be scored; give x alone"),
-        ((x, np.zeros((2, 5))), "cannot be scored; give x alone"),  # no finding at all
+        ((x, np.zeros((2, 5))), "cannot be scored; give x alone"),  # without any finding
         ((x, np.full((2, 5), 0.2)), "cannot be scored; give x alone"),
         ((x, [0.5, 1.0]), "whole numbers"),
         ((x, [np.nan, 1.0]), "whole numbers"),
@@ -74,7 +74,7 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
 def test_an_image_that_is_right_has_its_own_truth_beside_one_that_is_bad():
     rng = np.random.default_rng(0)
     a, b, c = (0.25 + 0.5 * rng.random((3, 8, 8, 1))).astype(np.float32)
-    # The second image is a, nearly; a bad one lies so much further from b than from a that the least sum swaps them.
+    # The second image is nearly a. The first is so much further from b than from a that the least sum would swap them.
     bad = np.clip(2.5 * a - 1.5 * b, 0, 1)
     answer = Answer("fedleak_400", np.stack([bad, a + 0.01, c]), np.zeros(3, int), 0.0, 0.0, np.array([0.1, 1.0, 1.0]))
     truth = np.stack([a, b, c])
@@ -116,8 +116,8 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert _scored(numbers).endswith(f" (1.00, {numbers['ssim_each'][1]:.2f})")
     for fine in (
         answer._replace(agreement=np.array([1.0, 0.5])),  # the wrong one is not certified
-        answer._replace(toned=np.array([False, True])),  # nor is its brightness
-        answer._replace(x=3 * wrong),  # in another unit
+        answer._replace(toned=np.array([False, True])),  # the wrong brightness is not certified
+        answer._replace(x=3 * wrong),  # pixels in another unit
     ):
         assert contradicted_by_truth(fine, numbers, x) == ""
     assert contradicted_by_truth(answer, scores((wrong, None), answer)[0], wrong) == ""

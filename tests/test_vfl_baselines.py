@@ -1,4 +1,4 @@
-"""What an attacker predicts from its own features alone, against scikit-learn's own cross-validation."""
+"""Predictions from the attacker's own features alone, against scikit-learn's own cross-validation."""
 
 import itertools
 
@@ -54,7 +54,7 @@ def test_the_label_baseline_is_the_candidate_of_the_least_log_loss(telling):
 
 
 def test_a_rare_class_is_answered_where_classes_count_alike():
-    """With eight times as many of one class, features that speak for the other a little never outweigh that."""
+    """If one class is eight times as frequent, weak features for the other class never outweigh this."""
     y = np.arange(270) % 9 == 0
     x = np.random.default_rng(0).standard_normal((270, 1)) + y[:, None]
     found = party_records.fit_label_baseline(x.tolist(), y.astype(int).tolist(), 2)
@@ -109,7 +109,7 @@ def test_another_time_judges_the_records_that_are_held_out():
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal((30, 2)), rng.random((30, 1))
     found = party_records.fit_feature_baseline(target, target, again=x[:, :1])
-    assert found.name == "ridge 1000000.0"  # what tells everything, and nothing another time
+    assert found.name == "ridge 1000000.0"  # x is perfect on the first run but useless on the second
     assert party_records.fit_feature_baseline(target, target).mse < 0.1 * found.mse
     for again, message in (
         (x, r"again must have the shape of x, \(30, 1\), got \(30, 2\)"),
@@ -122,7 +122,7 @@ def test_another_time_judges_the_records_that_are_held_out():
 def test_rows_of_one_record_are_held_out_together():
     rng = np.random.default_rng(0)
     records, visits = np.arange(30), 4
-    x, target = rng.standard_normal((30, 3)), rng.random((30, 1))  # x tells nothing of the target
+    x, target = rng.standard_normal((30, 3)), rng.random((30, 1))  # x is independent of the target
     index = np.concatenate([rng.permutation(records) for _ in range(visits)])
     rows, spread = x[index], float(target.var())
     remembered = party_records.fit_feature_baseline(rows, target[index])

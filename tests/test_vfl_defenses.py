@@ -1,4 +1,4 @@
-"""Defenses of split vertical training: what survives them, how much they add, and where they may stand."""
+"""Defenses of split vertical training: what survives them, how much noise they add, and their places."""
 
 import functools
 
@@ -19,7 +19,7 @@ KEY = jax.random.key(0)
 GRADIENT = np.asarray(np.random.default_rng(0).normal(0, 0.5, (200, 4)), np.float32)
 
 
-#: One program each, where single operations would be many.
+#: Compiled functions, since they would be many single operations.
 _variances = jax.jit(optimal_variances, static_argnums=3)
 
 
@@ -33,7 +33,7 @@ def _defend(gradient, reading, key=KEY):
 
 
 def _algorithm_2(gradient, draws):
-    """As printed, every step of it."""
+    """Algorithm 2 as printed, step by step."""
     out = np.empty_like(gradient)
     for n, row in enumerate(np.clip(gradient, T_MIN, T_MAX)):
         row = row / np.linalg.norm(row)
@@ -47,7 +47,7 @@ def test_the_papers_reading_is_algorithm_2_and_keeps_nothing_but_signs():
     defended = _defend(GRADIENT, "paper")
     np.testing.assert_allclose(defended, _algorithm_2(GRADIENT, draws), atol=1e-6)
     np.testing.assert_array_equal(np.sign(defended), np.sign(GRADIENT))
-    # Any gradient of the same signs gives the very same result, so nothing else can have survived.
+    # Any gradient with the same signs gives the same result, so only the signs survive.
     other = np.sign(GRADIENT) * np.random.default_rng(1).uniform(1e-6, 10, GRADIENT.shape).astype(np.float32)
     np.testing.assert_array_equal(_defend(other, "paper"), defended)
     assert (_defend(np.zeros_like(GRADIENT), "paper") < 0).all()  # a zero is negative, as in the algorithm
@@ -116,7 +116,7 @@ def test_the_noise_has_the_stated_scale_and_the_test_would_notice_another(place)
 
 
 def _delta(epsilon, sigma):
-    """Of one Gaussian release of sensitivity 1 (Balle and Wang 2018, theorem 8)."""
+    """Delta of one Gaussian release of sensitivity 1 (Balle and Wang 2018, theorem 8)."""
     normal = scipy.stats.norm.cdf
     return normal(0.5 / sigma - epsilon * sigma) - np.exp(epsilon) * normal(-0.5 / sigma - epsilon * sigma)
 
@@ -127,14 +127,14 @@ def test_label_noise_is_private_by_the_exact_formula_and_hardly_more_than_needed
     batch = 16
     scale = label_dp_scale(epsilon, delta=1e-5, epochs=epochs, batch_size=batch)
     y = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    sensitivity = np.linalg.norm((y[0] - y[1]) / batch)  # of a row of (p - onehot(y)) / B when its label changes
-    sigma = scale / sensitivity / np.sqrt(epochs)  # T releases are one with sigma / sqrt(T)
+    sensitivity = np.linalg.norm((y[0] - y[1]) / batch)  # change of a row of (p - onehot(y)) / B with its label
+    sigma = scale / sensitivity / np.sqrt(epochs)  # T releases equal one with sigma / sqrt(T)
     assert _delta(epsilon, sigma) <= 1e-5
     assert _delta(epsilon, 0.8 * sigma) > 1e-5
 
 
 def _sum_kl(mean0, cov0, mean1, cov1):
-    """Both divergences between Gaussians, from their full covariance matrices."""
+    """The sum of both KL divergences between two Gaussians, from their full covariance matrices."""
     gap, d = mean1 - mean0, len(mean0)
     inverse0, inverse1 = np.linalg.inv(cov0), np.linalg.inv(cov1)
     spread = np.trace(inverse1 @ cov0) + np.trace(inverse0 @ cov1) - 2 * d
@@ -196,10 +196,10 @@ def _noises(keys, gradient, positive):
 
 @pytest.mark.parametrize(("size", "members"), [(12, 4), (12, 1), (12, 0), (12, 12), (3, 0), (3, 3)])
 def test_marvells_noise_has_the_covariance_that_was_solved_for(size, members):
-    """A class without members has gradient zero, the other's variance and half a member."""
+    """A class without members counts as half a member with gradient zero and the other class's variance."""
     rng = np.random.default_rng(0)
     positive = np.arange(size) < members
-    spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class gets much noise across as well
+    spread = np.where(positive, 0.6, 0.1)[:, None]  # so unequal that the negative class also gets much noise across
     gradient = np.float32(spread * rng.normal(size=(size, 3)) + np.outer(positive, [0.0, 0.6, 0.8]))
     keys = jax.random.split(KEY, 96_000 // size)
     noise = np.asarray(_noises(keys, np.float32(1e-9) * gradient, positive), np.float64) * 1e9
@@ -242,7 +242,7 @@ def test_marvell_grows_its_power_until_the_divergence_is_met():
     sizes = [float(jnp.linalg.norm(bounded(max_sum_kl))) for max_sum_kl in (1e9, 2.0, 0.1, 1e-3)]
     assert sizes == sorted(sizes)
     assert sizes[-1] > 5 * sizes[0]
-    # The first of 0.1, 0.15, 0.225, ... that is enough.
+    # The power is the first of 0.1, 0.15, 0.225, ... that is enough.
     g, own = np.asarray(gradient, np.float64), np.asarray(positive)
     u, v = (np.mean((g[rows] - g[rows].mean(axis=0)) ** 2) for rows in (~own, own))
     gap = np.sum((g[own].mean(axis=0) - g[~own].mean(axis=0)) ** 2)
@@ -291,7 +291,7 @@ def test_vfl_defender_acts_in_training():
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=None)
     _, batch, signs = cut(model, jax.jit(model.init)(KEY), vfl_defender(1.0, -1.0, reading="paper"))
     np.testing.assert_array_equal(signs.argmin(axis=1), batch.y)
-    # Going back through the top is linear in the gradient, so its direction arrives at the parties as well.
+    # Backpropagation through the top is linear in the gradient, so its direction also reaches the parties.
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     params = jax.jit(model.init)(KEY)
     protocol, batch, kept = cut(model, params, vfl_defender(1.0, -1.0))
@@ -302,7 +302,7 @@ def test_vfl_defender_acts_in_training():
 
 @pytest.mark.slow
 def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
-    """One label holder's defense at a time, on the same shadow records and with the same key."""
+    """The test compares one label holder's defense at a time, on the same shadow records and with the same key."""
     private = Batch(np.float32(np.random.default_rng(0).random((6, 2, 3))), np.array([0, 1, 2, 2, 1, 0]), np.arange(6))
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     params = jax.jit(model.init)(KEY)
@@ -319,7 +319,7 @@ def test_who_knows_the_defense_has_it_in_the_shadow_run_as_it_is():
 
 
 def test_a_defense_is_made_for_the_classes_of_the_model():
-    """Marvell for 50 classes would give each of a model's two a fiftieth of the power."""
+    """Marvell for 50 classes would give each of the model's classes only a fiftieth of the power."""
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     shadow = functools.partial(protocols.split_training, model, num_samples=6, batch_size=6)
     other = marvell(num_classes=50)
@@ -336,7 +336,7 @@ def test_a_defense_is_made_for_the_classes_of_the_model():
 
 
 def test_cut_gradients_are_compressed_where_they_leave():
-    """The largest entries of all parties together are sent, and nobody takes them for a client's upload."""
+    """The largest entries over all parties are sent, and compression is not taken for that of a client's upload."""
     private = Batch(np.float32(np.random.default_rng(0).random((6, 2, 3))), np.array([0, 1, 2, 2, 1, 0]), np.arange(6))
     model = models.bottom_top((2, 3), 3, bottom=(4,), top=(5,))
     params = jax.jit(model.init)(KEY)

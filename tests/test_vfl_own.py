@@ -1,4 +1,4 @@
-"""A vertical run of one's own table, division of the columns and defense."""
+"""A vertical run with a user's table, division of the columns, and defense."""
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ number = 3
 
 @pytest.fixture
 def table(tmp_path):
-    """96 rows of four numbers, one of which is often missing, and a code."""
+    """A CSV file of 96 rows with four numbers (one often missing) and a code; returns its data specification."""
     rng = np.random.default_rng(0)
     x = rng.random((96, 4)).round(3)
     rows = [
@@ -60,7 +60,7 @@ def case_of(table, **options):
 @pytest.mark.parametrize(
     ("options", "widths", "columns"),
     [
-        ({"columns": ("score, age",)}, (2, 3), ([0, 3], [1, 2, 4])),  # numeric ones first, and the job is the last
+        ({"columns": ("score, age",)}, (2, 3), ([0, 3], [1, 2, 4])),  # numeric columns come first, and the job is last
         ({"columns": ("job", "income,age"), "parties": 3}, (1, 2, 2), ([4], [0, 1], [2, 3])),
         ({"columns": ("job", "income,age,balance,score")}, (1, 4), ([4], [0, 1, 2, 3])),
     ],
@@ -124,7 +124,7 @@ def test_columns_are_scored_one_by_one_with_all_features_of_a_category(table):
     problem = split_problem(case, 0)
     truth = Truth(problem, np.arange(32).reshape(4, 8))
     assert problem.model.widths == (1, sum(problem.spans[1]))
-    assert max(problem.spans[1]) > 1  # of the categories
+    assert max(problem.spans[1]) > 1  # the categories' columns
     x = truth.victims(problem.victim.x)
     estimate = x + 0.1 * np.random.default_rng(0).standard_normal(x.shape)
     wanted, begin = [], 0

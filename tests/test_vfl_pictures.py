@@ -1,4 +1,4 @@
-"""Pictures of vertical runs show what the arrays say: pixels at their places, labels over the steps."""
+"""Pictures of vertical runs show the arrays: pixels at their places, labels over the steps."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def problem():
 
 
 def scaled(columns, table, rows, fitted):
-    """Columns of a table, scaled as the attacker's rows say."""
+    """Columns of a table, scaled by the range of the attacker's rows."""
     low, high = table.numeric[fitted].min(axis=0), table.numeric[fitted].max(axis=0)
     return np.clip((table.numeric[rows][:, columns] - low[columns]) / (high - low)[columns], 0, 1)
 
@@ -38,7 +38,7 @@ def test_every_party_knows_which_columns_of_the_table_it_holds(problem):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_images_have_every_pixel_at_its_place(seed, monkeypatch, tmp_path):
-    """Which pixels are constant, and so dropped, depends on the seed."""
+    """The seed decides which pixels are constant and therefore dropped."""
     drawn, problem = {}, split_problem(CASE, seed)
     monkeypatch.setattr(pictures.sheets, "comparison_sheet", lambda path, rows, **_: drawn.update(rows))
     victims = np.asarray(party_records.victims_features(problem.model, problem.victim.x, ADVERSARY))

@@ -1,4 +1,4 @@
-"""The vertical study's set-up: what is refused before any training, and that shadow and victim share no row."""
+"""The vertical study's set-up: inputs refused before any training, and no shared rows of shadow and victim."""
 
 import builtins
 import json
@@ -51,7 +51,7 @@ def test_refused_before_training():
 
 
 def test_numbers_that_the_data_do_not_have_are_refused_and_others_are_what_is_used():
-    """Breast cancer has 569 records, 212 of which are malignant."""
+    """The data are breast_cancer: 569 records, of which 212 are malignant."""
     for options, message in (
         ({"shadow_records": 190}, "shadow_records must be at most 189, a third of the 569 records of breast_cancer"),
         ({"victim_records": 381}, "victim_records must be at most 380, what the shadow run leaves, got 381"),
@@ -134,7 +134,7 @@ def test_options_are_refused_before_any_training(monkeypatch, tmp_path):
 
 
 def test_default_strengths_are_those_of_the_paper_where_it_has_one():
-    """Table V's middle noise, and Table VI's smaller epsilon."""
+    """The defaults are Table V's middle noise and Table VI's smaller epsilon."""
     default = {name: defense.default for name, defense in SPLIT_DEFENSES.items()}
     assert {strength for name, strength in default.items() if name.startswith("noise")} == {0.01}
     assert default["dp_sgd"] == default["label_dp"] == 10.0
@@ -144,7 +144,7 @@ def test_default_strengths_are_those_of_the_paper_where_it_has_one():
 
 
 def test_a_defense_is_calibrated_to_the_real_run(monkeypatch):
-    """Noise for the fewer records of a shadow run would be stated with an epsilon that is not that of the run."""
+    """Noise calibrated to the fewer records of a shadow run would have another epsilon in the real run."""
     asked = []
     monkeypatch.setattr(_problem, "defense_of", lambda name, strength, run: asked.append(run) or marvell(num_classes=2))
     sizes = {"shadow_records": 20, "victim_records": 48, "batch_size": 8, "task_epochs": 7}
@@ -170,7 +170,7 @@ def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
     assert deviation("dp_sgd", 1.0, (zeros,)) > 1.5 * deviation("dp_sgd", 100.0, (zeros,)) > 0
     assert deviation("label_dp", 1.0, zeros) > 5 * deviation("label_dp", 100.0, zeros) > 0
     assert deviation("noise_gradient", 0.04, zeros) == pytest.approx(0.2 / 4, rel=0.1)
-    # A step sees 16 of 800 samples, and 5 epochs are 250 steps. An owner's 2,000 entries are the mean of 16 rows.
+    # A step uses 16 of 800 samples, and 5 epochs have 250 steps. An owner's 2,000 entries are means of 16 rows.
     plan = {"sampling_rate": 16 / 800, "steps": 250, "delta": 1e-5}
     sigma = noise_multiplier_of(epsilon=3.0, **plan)
     assert deviation("dp_sgd", 3.0, (zeros,)) == pytest.approx(sigma / 16, rel=0.1)
@@ -223,7 +223,7 @@ def test_blocks_are_neighbours_and_an_images_halves():
         )
     )
     assert blocks.shape == other_seed.shape == random.shape
-    # The same features whatever the seed, so the same correlations; a random deal has others.
+    # Every seed has the same features and so the same correlations; a random partition has others.
     correlation = [np.corrcoef(own.T) for own in (blocks, other_seed, random)]
     np.testing.assert_allclose(correlation[0], correlation[1], atol=0.2)
     assert np.abs(correlation[0] - correlation[2]).max() > 0.3
@@ -255,7 +255,7 @@ def test_scores_are_those_of_the_samples_that_took_part():
         SimpleNamespace(model=model, victim=victim, missing=np.zeros(x.shape, bool)), np.array([[0, 2], [2, 3]])
     )
     np.testing.assert_array_equal(truth.took_part, [0, 2, 3])
-    answer = np.array([0, 1, 0, 0])  # sample 1 is right and did not take part
+    answer = np.array([0, 1, 0, 0])  # sample 1 is right but did not take part
     scores = truth.label_scores("some", answer)
     assert scores == pytest.approx({"label_accuracy_some": 2 / 3, "label_balanced_some": 0.5})
     assert truth.feature_variance == pytest.approx(np.var([3.0, 15.0, 21.0]))
@@ -298,7 +298,7 @@ def test_a_regression_is_scored_beside_own_features(monkeypatch):
         ({}, {"starts": 1}, 10 + 8),
         ({}, {"starts": 1, "features": True}, 10 + 8 * 2),
         ({"victim_records": 500}, {"starts": 1, "task": True}, 0.5 * 6 + 10 + 0.5 * 8),
-        ({"victim_records": 4000}, {"starts": 1}, 10 + 2 * 8),  # larger ones are no dearer
+        ({"victim_records": 4000}, {"starts": 1}, 10 + 2 * 8),  # more records do not cost more
         ({"victim_records": None}, {"task": True}, 2 * 6),  # 2,000 are the default
         ({"defense": "noise"}, {"starts": 2}, 10 + 4 * 8),
         ({"fields": ("gradient", "parameters")}, {"starts": 1}, 10 + 4 * 8),

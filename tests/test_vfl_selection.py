@@ -1,4 +1,4 @@
-"""Choosing what a record holds on held-out shadow records, and learning from several shadow runs."""
+"""The choice of a record's fields on held-out shadow records, and learning from several shadow runs."""
 
 import functools
 import inspect
@@ -30,7 +30,7 @@ def _private():
 
 
 def _run(seed, private, telling="gradient"):
-    """A made-up run: the field `telling` holds the label, the others what identifies a sample, or noise."""
+    """A synthetic run: the field `telling` holds the label; other fields identify a sample or hold noise."""
     rng = np.random.default_rng(seed)
     index = np.concatenate([rng.permutation(N) for _ in range(STEPS * B // N)]).reshape(STEPS, B)
     label = np.asarray(private.y)[index][..., None] * np.ones(4) + 0.1 * rng.standard_normal((STEPS, B, 4))
@@ -49,7 +49,7 @@ def test_the_field_that_tells_wins(telling):
     )
     assert found.fields == (telling,)
     assert found.losses[telling,] < 0.2
-    assert found.losses["inputs",] > 0.6  # log 2 = 0.69: what is learned by heart counts for nothing
+    assert found.losses["inputs",] > 0.6  # log 2 = 0.69: memorised records do not count
     assert set(found.losses) == {("gradient",), ("outputs",), ("inputs",)}
 
 
@@ -82,14 +82,14 @@ def test_a_share_of_the_records_is_held_out_and_the_last_run_judges(monkeypatch,
     assert asked == [(held, count, [0, 1])] * 2
     assert found.fields == ("inputs",)
     party_records.select_fields(KEY, runs[2:], private, MODEL, party=0, task="labels", candidates=(("inputs",),))
-    assert asked[-1][2] == [2]  # a single run has to do for both
+    assert asked[-1][2] == [2]  # a single run serves both purposes
 
 
 def test_the_held_out_records_alone_are_judged_and_a_network_without_an_answer_loses():
     judged = Observation(jnp.arange(2), index=jnp.array([[0, 2], [1, 0]]), party=jnp.arange(8.0).reshape(2, 2, 2))
     target = jnp.array([[1.0, 1.0], [0.0, 3.0], [5.0, 5.0]])
     chosen = jnp.array([True, False, True])
-    # Rows 0 and 1 of the first step and row 1 of the second are of held-out records.
+    # Rows 0 and 1 of the first step and row 1 of the second belong to held-out records.
     errors = [((0 - 1) ** 2 + 0) / 2, ((2 - 5) ** 2 + (3 - 5) ** 2) / 2, ((6 - 1) ** 2 + (7 - 1) ** 2) / 2]
     net = reconstruction_net.ReconstructionNet(None, None, None, None, (), None)
     for factor in (1.0, np.nan):
@@ -213,7 +213,7 @@ def test_a_study_learns_from_several_runs_and_says_what_it_chose(monkeypatch):
     runs, truth = Runs(("shared", "independent"), features=False), Truth(problem, np.asarray(seen.index))
     scores, _ = parties_runs._with_shadow_runs(case, 0, runs, problem, start.params, seen, problem.victim.y, truth)
     assert [(count, differ, task) for count, differ, _, task in asked] == [(2, True, "labels")] * 2
-    # On the attacker's own records only.
+    # Validation uses only the attacker's own records.
     np.testing.assert_array_equal(asked[0][2].x, problem.shadow.x)
     for how in ("shared", "independent"):
         assert scores[f"chose_gradient_labels_{how}"] + scores[f"chose_inputs_labels_{how}"] == 1

@@ -215,7 +215,7 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
 
 
 def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(monkeypatch):
-    """A timed run is watched twice, and its second time counts, in which nothing is compiled."""
+    """A timed run is watched twice, and only the second time counts, since nothing compiles then."""
     clock, took = [0.0], iter((100.0, 6.0))
 
     def watch(*_, rounds, **__):
@@ -241,7 +241,7 @@ def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(mo
     assert scores["seconds_per_step"] == pytest.approx(6 / 12)
     assert scores["label_confidence_free"] == 0.75
     assert arrays["right_free"].shape == (12, 2)
-    took = iter((100.0,))  # who does not ask for the time runs once
+    took = iter((100.0,))  # a run without timing runs once
     assert "seconds_per_step" not in run_case(case, 0, runs._replace(timed=False))[0]
 
 
@@ -252,7 +252,7 @@ def test_a_defended_case_has_both_attackers_and_both_accuracies():
     assert {"label_accuracy_shared", "label_accuracy_shared_adaptive", "feature_mse_shared_adaptive"} <= scores.keys()
     change = scores["task_accuracy"] - scores["task_accuracy_undefended"]
     assert scores["task_accuracy_change"] == pytest.approx(change)
-    # Noise a thousand times the gradient leaves what the attacker's own features say, to one that expects it.
+    # With noise of a thousand times the gradient, an informed attacker has only its own features.
     assert scores["label_accuracy_shared_adaptive"] < scores["label_accuracy_baseline"] + 0.05
     assert arrays["victims"].shape == arrays["estimate"].shape == (192, 15)
     undefended, _ = run_case(dataclasses.replace(case, defense="none", strength=0.0), 0, Runs(("shared",)))
@@ -271,13 +271,13 @@ def test_a_completed_bottom_model_reads_labels_that_it_was_trained_for():
     case = dataclasses.replace(
         TINY, shadow_records=150, victim_records=240, task_epochs=5, defense="noise", strength=1.0
     )
-    # The comparison is undefended: noise of that size would leave little. The more frequent class has 63 %.
+    # This comparison has no defense, since noise of that size would leave little. The more frequent class has 63 %.
     assert fu_completion(case, 0)["label_accuracy_fu_completion"] > 0.85
 
 
 @pytest.fixture
 def shadows(monkeypatch):
-    """The shadow runs that a case makes, none of which does anything: (how, adaptive, key)."""
+    """A list of the shadow runs of a case as (how, adaptive, key); the runs are stubs."""
     made = []
 
     def shadow_run(case, problem, protocol, how, start, key):
@@ -344,10 +344,10 @@ def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
         *(f"label_accuracy_{name}" for name in attackers), *(f"feature_mse_{name}" for name in attackers),
         *(f"{name}{suffix}" for name in ("regression", "aligned") for suffix in ("", "_adaptive")[: 1 + defended]),
     }  # fmt: skip
-    # Regressions read the shadow runs of the one start for which each of them is made.
+    # Each regression reads the shadow runs of the one start for which it is made.
     assert scores["regression"] == ("known", "shared plain")
     assert scores["aligned"] == "independent plain"
-    if defended:  # as whoever knows the defense has them
+    if defended:  # for an attacker who knows the defense
         assert scores["regression_adaptive"] == ("known", "shared defended")
         assert scores["aligned_adaptive"] == "independent defended"
     columns = {*attackers, *(f"regression{suffix}" for suffix in ("", "_adaptive")[: 1 + defended])}
@@ -357,7 +357,7 @@ def test_every_start_has_its_shadow_runs_and_its_scores(shadows, defended):
     assert len(shadows) == 2 * len(attackers)
     of_one = [key for how, adaptive, key in shadows if not adaptive]
     assert len(set(of_one)) == 4
-    # Who knows the defense runs it with the same keys.
+    # The informed attacker uses the same keys.
     assert not defended or of_one == [key for how, adaptive, key in shadows if adaptive]
 
 
@@ -395,7 +395,7 @@ def test_a_defense_is_measured_against_the_task_without_it(monkeypatch):
 
 
 def test_a_task_that_learned_one_class_alone_shows_beside_the_most_frequent_one(monkeypatch):
-    """On an unbalanced table a defense may cost nothing in accuracy, and all that the model had learned."""
+    """On an unbalanced table, a defense may cost no accuracy but everything that the model had learned."""
     shadow = SimpleNamespace(x=None, y=np.array([0, 0, 0, 1]))
     problem = SimpleNamespace(
         model=None, victim_protocol=None, shadow=shadow, victim=SimpleNamespace(y=np.array([0, 1, 0]))
@@ -406,7 +406,7 @@ def test_a_task_that_learned_one_class_alone_shows_beside_the_most_frequent_one(
     monkeypatch.setattr(parties_runs, "train", lambda *_: weights)
     monkeypatch.setattr(parties_runs, "predict", lambda *_: np.zeros(4, int))
     assert parties_runs._task.__wrapped__(TINY, 0) == (0.75, 0.5, 0.75)
-    # A training that diverged answers the first class, too, and has no accuracy.
+    # A diverged training also predicts the first class, but has no accuracy.
     weights["top"][1] = np.nan
     np.testing.assert_array_equal(parties_runs._task.__wrapped__(TINY, 0), [np.nan, np.nan, 0.75])
 
@@ -434,7 +434,7 @@ def test_two_classes_are_compared_with_li_et_al_too(monkeypatch):
         "li_direction": [0, 1, 0, 1, 0, 1],  # exchanged, since three of four records are positive
     }
     assert asked[0][1] == 0.75
-    np.testing.assert_array_equal(asked[1][1], gradients[2])  # the sample that is positive most surely
+    np.testing.assert_array_equal(asked[1][1], gradients[2])  # the sample that is most certainly positive
     problem.model.num_classes = 3
     assert comparisons.comparisons(TINY, 0, problem, None, baseline, truth).keys() == {
         "free top", "completion",
@@ -464,7 +464,7 @@ def test_the_baseline_has_batches_of_the_default_size_unless_there_are_fewer_rec
 
 
 def test_the_mean_over_classes_stands_beside_a_baseline_that_answers_for_it():
-    """The second sample is more probably of the frequent class, but less so than most are."""
+    """The second sample probably belongs to the frequent class, but with less confidence than the class's share."""
     victim, shadow = SimpleNamespace(y=np.array([0, 1])), SimpleNamespace(y=np.array([0, 0, 0, 0, 1]))
     problem = SimpleNamespace(victim=victim, shadow=shadow, own=lambda _: np.zeros((2, 1)))
     proba, shares = np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([0.8, 0.2])
@@ -492,7 +492,7 @@ def test_networks_of_own_features_see_whole_batches_of_shadow_records(monkeypatc
     assert [given["task"] for _, given in trained] == ["labels", "features"][: 1 + features] == list(found.networks)
     problem = parties_problem.split_problem(case, 0)
     for records, given in trained:
-        # As often as R sees every shadow record: the epochs of both shadow runs, seven times.
+        # As often as R sees every shadow record: five epochs of two shadow runs, seven times.
         assert given["epochs"] == 5 * 2 * 7
         assert given["scales"] == "entry"
         assert given["fields"] == ("inputs",)

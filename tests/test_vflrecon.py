@@ -23,7 +23,7 @@ def _as_it_is(seen):
 
 
 def _samples(seed, count, classes=3):
-    """Two features per party; the victim's say the class, the attacker's hardly do."""
+    """Samples with two features per party; the victim's reveal the class, the attacker's hardly do."""
     rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=count)
     x = np.stack(
@@ -96,7 +96,7 @@ def test_the_free_attack_needs_no_shadow_run(setting):
 
 
 def test_the_record_of_another_party_is_refused_by_all_who_read_it(setting):
-    """Both parties have two columns, so that shapes tell nothing."""
+    """Both parties have two columns, so shapes cannot reveal the mistake."""
     model, shadow, victim, _, seen, shadow_seen = setting
     shown_another = "for party 1 and was shown the record of another one"
     train = functools.partial(attacks.train_vflrecon, jax.random.key(0), hidden=(2,), epochs=1, task="features")
@@ -196,7 +196,7 @@ def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
     y = (x[:, 0] > 0.5).astype(np.int32)
     good, none = party_records.fit_label_baseline(x, y, 2), party_records.fit_label_baseline(noise, y, 3)
     assert np.mean(good.predict(x) == y) > 0.9
-    assert 0.66 < none.log_loss < 0.8  # log 2 = 0.69: an overconfident one is above, one that was shown labels below
+    assert 0.66 < none.log_loss < 0.8  # log 2 = 0.69: overconfidence is above, leaked labels are below
     assert np.exp(none.log_proba(noise)).max() < 0.85
     assert np.exp(none.log_proba(noise))[:, 2].min() > 0
     np.testing.assert_allclose(np.exp(none.log_proba(noise)).sum(axis=1), 1)
@@ -204,7 +204,7 @@ def test_the_baselines_find_what_is_there_and_stay_calm_otherwise():
     known = party_records.fit_feature_baseline(x, target)
     assert known.mse < 0.6 * target.var(axis=0).mean()
     unknown = party_records.fit_feature_baseline(noise, target)
-    assert 0.95 < unknown.mse / target.var(axis=0).mean() < 1.1  # an error below chance was measured on what was fitted
+    assert 0.95 < unknown.mse / target.var(axis=0).mean() < 1.1  # an error below chance would be a training error
     with pytest.raises(ValueError, match="at least 3 shadow records"):
         party_records.fit_label_baseline(x[:2], y[:2], 2)
     with pytest.raises(ValueError, match="at least two classes"):
@@ -227,7 +227,7 @@ def test_li_and_fu_by_hand():
     labels, certain = party_records.sign_labels(np.zeros((3, 4)))
     assert labels.tolist() == [-1] * 3
     assert not certain.any()
-    # Norms that are equal across the cut say nothing, whatever the order of the rows.
+    # Equal norms on both sides of the cut give no label, whatever the order of the rows.
     assert party_records.norm_labels(np.ones((10, 3)), 0.3).tolist() == [-1] * 10
     assert party_records.norm_labels(np.array([[3.0], [2.0], [2.0], [1.0]]), 0.5).tolist() == [1, -1, -1, 0]
     assert party_records.norm_labels(np.array([[3.0], [3.0], [2.0], [2.0]]), 0.5).tolist() == [1, 1, 0, 0]
@@ -303,13 +303,13 @@ def test_what_does_not_fit_the_shadow_run_is_refused(setting):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(weighted):
-    """Without a step the loss is that of the start: on four of five steps, since two are taken at a time."""
+    """The optimizer makes no step, so the loss is the initial one, on four of five steps (two are taken at a time)."""
     rng = np.random.default_rng(0)
     steps = (100 + rng.standard_normal((5, 3, 2)) * [1.0, 0.0]).astype(np.float32)
     targets = rng.random((5, 3, 2)).astype(np.float32)
     weights = np.tile([[0.0, 1.0, 3.0]], (5, 1)).astype(np.float32) if weighted else None
-    steps[1:], targets[1:] = steps[:1], targets[:1]  # whichever step is left out
-    steps[:, 0] += np.array([50.0, 0.0])  # so far off that it is cut
+    steps[1:], targets[1:] = steps[:1], targets[:1]  # equal steps, so that it does not matter which is left out
+    steps[:, 0] += np.array([50.0, 0.0])  # so far off that it is clipped
     net = reconstruction_net.train_network(
         jax.random.key(0), jnp.asarray(steps), jnp.asarray(targets), _as_it_is, hidden=(4,), task="features", epochs=2,
         steps_per_batch=2, optimizer=STILL, weights=weights,
@@ -328,7 +328,7 @@ def test_a_network_standardises_its_records_and_reports_the_last_epochs_loss(wei
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_features_are_answered_in_the_range_of_what_was_learned(weighted):
-    """The last target is far off, and not learned where it has no weight; no column loses a part of [0, 1]."""
+    """The last target is far off, and ignored if it has no weight; the range always includes [0, 1]."""
     targets = jnp.array([[[-2.0, 0.25, 2.0], [3.0, 0.75, 5.0]], [[0.5, 0.5, 4.0], [9.0, -4.0, 4.0]]])
     net = reconstruction_net.train_network(
         jax.random.key(0), jnp.ones((2, 2, 2)), targets, _as_it_is, hidden=(2,), task="features", epochs=1,
@@ -353,7 +353,7 @@ def test_losses_of_tasks_by_hand():
 
 
 def test_sightings_are_averaged_and_every_party_gets_its_own_columns():
-    """Networks that hand on what the party saw, so that the answer is known; the attacker is the middle of three."""
+    """The networks return the party's view, so the answer is known; the attacker is the middle one of three parties."""
     model = models.bottom_top((2, 1, 3), 2, bottom=(4,), top=(4,))
     rng, index = np.random.default_rng(0), np.array([[3, 0], [1, 3]])
     logits, victims, own = (rng.standard_normal((2, 2, width)).astype(np.float32) for width in (2, 5, 1))
@@ -390,7 +390,7 @@ def test_sightings_are_averaged_and_every_party_gets_its_own_columns():
             assert (int(found.y[n]), float(found.score[n])) == (int(guess[n]), 1)
     np.testing.assert_allclose(without.x, found.x, rtol=1e-5)
     np.testing.assert_array_equal(without.score, [0, 0, 1, 0, 1])
-    # Without a network for labels there is no label, which a score of labels must not take for class 0.
+    # Without a network for labels there is no label, and a score must not count this as class 0.
     np.testing.assert_array_equal(without.answered, found.answered)
     np.testing.assert_array_equal(without.y, np.full(5, -1, np.int32))
     with pytest.raises(ValueError, match="estimate must hold labels >= 0, got -1 among 5 negative ones of 5"):
@@ -410,7 +410,7 @@ def test_so_many_of_the_largest_norms_are_the_rare_class(share, labels):
         party_records.norm_labels(gradients, 0.0)
     certain = party_records.sign_labels(np.array([[-1.0, 0.0, 2.0], [-1.0, -0.1, 2.0], [0.0, 1.0, 2.0]]))[1]
     assert certain.tolist() == [True, False, False]
-    anchors = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # what is orthogonal is not of the anchor's class
+    anchors = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # an orthogonal gradient is not of the anchor's class
     np.testing.assert_array_equal(party_records.direction_labels(anchors, anchors[0]), [1, 0, 0])
     for label in (0, 1):  # a row of zeros has no direction
         nothing = party_records.direction_labels(np.array([[2.0, 0.0], [0.0, 0.0]]), anchors[0], label)

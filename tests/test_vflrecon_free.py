@@ -8,7 +8,7 @@ from jaxleak.attacks._vertical import direction_clusters, vflrecon_free
 
 
 def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
-    """A random Jacobian times p - onehot(y), with spread-out p and lengths."""
+    """Cut gradients: a random Jacobian times p - onehot(y), with varied p and lengths."""
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(classes, 5.0), size=len(y))
     gradients = (p - np.eye(classes)[y]) @ np.random.default_rng(99).standard_normal((classes, e))
@@ -17,7 +17,7 @@ def _cut_gradients(y, classes, seed=0, e=20, noise=0.0):
 
 
 def _prior(y, classes, accuracy, seed=1):
-    """A calibrated baseline that is right that often."""
+    """Log-probabilities of a calibrated baseline with this accuracy."""
     rng = np.random.default_rng(seed)
     said = np.where(rng.random(len(y)) < accuracy, y, rng.integers(classes, size=len(y)))
     p = np.full((len(y), classes), (1 - accuracy) / classes)
@@ -96,7 +96,7 @@ def test_windows_follow_drift_and_sightings_add_up():
 def test_classes_that_turn_within_a_window_stay_together():
     rng = np.random.default_rng(0)
     y = rng.integers(4, size=800)
-    # In the course of the window every class moves beyond half of the way to where the next one began.
+    # During the window, every class moves more than half of the way to the next class's start.
     share = np.linspace(0, 0.6, 800)[:, None]
     gradients = (1 - share) * _cut_gradients(y, 4) + share * _cut_gradients((y + 1) % 4, 4)
     gradients += 0.5 * rng.standard_normal(gradients.shape)
@@ -108,7 +108,7 @@ def test_classes_that_turn_within_a_window_stay_together():
 
     in_time = accuracy(np.arange(800))
     assert in_time > 0.93
-    assert in_time > accuracy(rng.permutation(800)) + 0.02  # in an order that says nothing about time
+    assert in_time > accuracy(rng.permutation(800)) + 0.02  # an order without information on time
 
 
 def test_directions_that_say_nothing_leave_the_baseline_alone():
@@ -232,7 +232,7 @@ def test_sightings_add_up_and_the_prior_counts_once(monkeypatch):
     index = np.array([0, 1, 0, 4])
     # Log-probabilities need not be normalised.
     found = party_records.free_labels(np.zeros((4, 3)), index, np.log(prior) + 2.5, num_samples=5, window=4)
-    twice = posterior[0] * posterior[2] / prior[0]  # the prior of the last sighting counts, and those of both are off
+    twice = posterior[0] * posterior[2] / prior[0]  # both priors are divided out, and the last sighting's is kept
     sure = np.maximum(posterior[3], 1e-9)
     for sample, weights in ((0, twice), (1, posterior[1]), (4, sure)):
         np.testing.assert_allclose(np.exp(found.log_probability[sample]), weights / weights.sum(), rtol=1e-6)
@@ -249,9 +249,9 @@ def test_windows_hold_enough_of_every_class():
 def test_aligned_signals_by_hand():
     y = np.array([0, 1, 0, 0, 1])
     gradients = np.random.default_rng(0).standard_normal((5, 3))
-    # In an order of lengths that is not its own inverse, so that ranks are not the places of a sorted array.
+    # The order of lengths is not its own inverse, so ranks differ from the sorting permutation.
     gradients *= np.array([[3.0], [1.0], [1.0], [2.0], [5.0]]) / np.linalg.norm(gradients, axis=1, keepdims=True)
-    gradients[1] = 0  # of no direction
+    gradients[1] = 0  # without direction
     norms = np.linalg.norm(gradients, axis=1)
     unit = gradients / np.maximum(norms, 1e-9)[:, None]
     means = np.stack([unit[y == c].sum(axis=0) for c in (0, 1)])

@@ -1,4 +1,4 @@
-"""Weights in safetensors files and Orbax's folders: what goes in comes out, and nothing else is read."""
+"""Weights in safetensors files and Orbax's folders: they are restored unchanged, and nothing else is read."""
 
 import jax
 import jax.numpy as jnp

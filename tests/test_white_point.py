@@ -1,4 +1,4 @@
-"""Batch normalisation in training mode hides the images' scale, and nothing else does."""
+"""Batch normalisation in training mode hides the images' scale, and no other network does."""
 
 import functools
 
@@ -20,7 +20,7 @@ B, SHAPE, CLASSES = 2, (6, 6, 2), 3
 
 @functools.cache
 def observed(normalised: bool, mode: str = "train"):
-    """A client's round: the model, its protocol, what the server sees, and the truth, whose brightest pixel is 0.8."""
+    """A client's round: model, protocol, the server's observation, and the truth with a brightest pixel of 0.8."""
     model = models.convnet(SHAPE, CLASSES, channels=(4, 4), strides=(1, 2), batch_norm=normalised)
     x = np.random.default_rng(0).random((B, 1, *SHAPE))
     private = Batch(jnp.asarray(0.8 * x / x.max(), jnp.float32), jnp.array([0, 2], jnp.int32), jnp.arange(B))
@@ -66,7 +66,7 @@ def test_only_normalisation_by_the_batch_hides_the_scale(case):
 
 @pytest.mark.slow
 def test_kinks_would_drown_the_answer():
-    # In dark images the normalisation's epsilon counts, and flips ReLUs when they are dimmed further.
+    # In dark images, the normalisation's epsilon matters, and further dimming flips ReLUs.
     model = models.convnet((8, 8, 2), CLASSES, channels=(8,) * 4, strides=(1,) * 4, batch_norm=True)
     share, variables = protocols.ClientShare(model), reference.drawn(model)
     dark = jnp.asarray(0.05 * np.random.default_rng(0).random((B, 8, 8, 2)), jnp.float32)

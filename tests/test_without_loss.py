@@ -1,4 +1,4 @@
-"""What a search without the loss leaves open: mixtures of images, and their brightness."""
+"""Ambiguities of a search without the loss: mixtures of images, and their brightness."""
 
 import sys
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ OUTPUTS, SIDE = 6, 8
 
 
 def network(biases):
-    """Two dense layers behind a ReLU, the head of which has a bias or not, like the first one."""
+    """Two dense layers with a ReLU between them, both with or both without a bias."""
     start = {"a": reference.normal(SIDE * SIDE, 20) / SIDE}
     start["b"] = reference.normal(20, OUTPUTS, seed=1) / 5
     if biases:
@@ -67,7 +67,7 @@ def case_without_loss(model, variables, images):
 
 
 def test_a_layer_tells_no_more_than_its_rank():
-    """A matrix r x c of rank n has n (r + c - n) free numbers; c are those of units that are alive."""
+    """A matrix r x c of rank n has n (r + c - n) free numbers; c counts only active units."""
     model, variables = network(biases=True)
     _, case = case_without_loss(model, variables, 2)
     gradient = named_leaves(case.observation.payload)
@@ -79,7 +79,7 @@ def test_a_layer_tells_no_more_than_its_rank():
 
 
 def test_mixtures_behind_a_linear_network_are_not_certified(monkeypatch):
-    """They have the same gradient as the images under another loss, and two starts may agree on them."""
+    """Mixtures have the same gradient as the images under another loss, and two starts may agree on them."""
     monkeypatch.setattr(stages, "_LATER", (10**9,))  # one search is enough
     model, variables = linear()
     _, gradient = sent(model, variables, 2)
@@ -90,7 +90,7 @@ def test_mixtures_behind_a_linear_network_are_not_certified(monkeypatch):
 
 @pytest.mark.slow
 def test_an_image_of_which_a_blend_explains_the_update_as_well_is_not_certified():
-    """The starts agree, and noise finds no rival; the convolutions below the head are nearly linear."""
+    """The starts agree, and noise finds no rival, but the convolutions below the head are nearly linear."""
     model, variables = fresh_head()
     corners = np.random.default_rng(1).random((3, 2, 2, 3))
     x = jnp.asarray(corners.repeat(4, axis=1).repeat(4, axis=2), jnp.float32)
@@ -160,7 +160,7 @@ def test_another_loss_shows_by_how_much_more_it_explains(monkeypatch, remainder,
     found = as_stated(case, near)
     assert found.explained == explained
     assert found.shown.all() == explained
-    # So it is behind a defense that is not known, and behind one that is.
+    # The same holds for an unknown defense and for a known one.
     assert as_stated(case._replace(defended=True), near).explained == explained
     known = case._replace(defense=defenses.client_defense("quantization", 8))
     assert as_stated(known, near).explained == explained
@@ -188,10 +188,10 @@ def test_of_two_classes_blends_leave_little_under_another_loss(monkeypatch, rema
     [
         (0.06, 0.055, 0.0, False, False),
         (0.06, 0.055, 0.05, False, True),
-        (0.06, 0.03, 0.05, False, True),  # of so much noise, a fitted loss may leave less
+        (0.06, 0.03, 0.05, False, True),  # with so much noise, a fitted loss may leave less
         (0.08, 0.05, 0.05, False, False),
-        (0.06, 0.055, 0.13, True, False),  # less than a half of what the noise would leave
-        (0.13, 0.12, 0.142, True, False),  # a client's own images would be too far away for a certificate
+        (0.06, 0.055, 0.13, True, False),  # less than half of the remainder that the noise would leave
+        (0.13, 0.12, 0.142, True, False),  # the client's own images would be too far away for a certificate
         (0.13, 0.12, 0.14, False, True),
     ],
 )
@@ -218,7 +218,7 @@ def test_noise_explains_what_remains_where_it_may_be_there(monkeypatch, remainde
         ("soteria", {"strength": 0.1}),  # acts on features
         ("dp_sgd", {"clip": 10.0, "noise_multiplier": 0.0}),  # acts on every sample
         ("sparsification", {"strength": 10.0}),  # leaves entries out
-        ("withhold_top", {"strength": 50.0}),  # leaves out the layer that other losses are read off
+        ("withhold_top", {"strength": 50.0}),  # leaves out the layer from which other losses are read
     ],
 )
 def test_much_may_remain_behind_no_defense(monkeypatch, name, stated):
@@ -264,8 +264,8 @@ def test_what_the_noise_of_a_defense_leaves_is_known_wherever_it_acts():
     assert left("dp_sgd", clip=10.0, noise_multiplier=0.0) < 1e-6
     assert left("soteria", strength=0.1) < 1e-6
     assert left("guardian", strength=0.5) > 0.01
-    assert left("cancelling_noise", strength=1.0) is None  # which only several clients together can draw
-    assert left("adam_step", strength=1e-2) is None  # of which bounds alone are known
+    assert left("cancelling_noise", strength=1.0) is None  # only several clients together can draw it
+    assert left("adam_step", strength=1e-2) is None  # only bounds of it are known
 
 
 @pytest.mark.parametrize(("remainder", "value", "asked"), [(0.04, 1.0, True), (0.015, 1.0, False), (0.04, 0.9, False)])
@@ -286,12 +286,12 @@ def test_values_beyond_the_range_are_asked_for_where_pixels_end_at_it_and_much_r
     near = answer_of(agreement=np.ones(1))._replace(x=x, y=np.zeros(1, np.int32), remainder=remainder)
     found = as_stated(case._replace(loss_shown=True), near)
     assert (found.beyond == 0.01, bool(bounds)) == (asked, asked)
-    assert found.explained  # the image is nearly right; that brighter ones are likelier is a warning
+    assert found.explained  # the image is nearly right; likelier brighter images only cause a warning
     assert all(low < 0 and high > 1 for low, high in bounds)
 
 
 def test_where_no_loss_can_be_fitted_little_may_remain():
-    """As behind a frozen head, whose gradient is not sent."""
+    """An example is a frozen head, whose gradient is not sent."""
     model, variables = network(biases=True)
     x, gradient = sent(model, variables, 2)
     seen = Observation(jnp.zeros((), jnp.int32), variables, gradient)

@@ -1,4 +1,4 @@
-"""Every study in a folder, on a file of random data, with stubs for what takes long; and the kill of one midway."""
+"""Every study in a folder, on a file of random data, with stubs for slow parts, and a kill in the middle of a study."""
 
 import dataclasses
 import json
@@ -47,21 +47,21 @@ SCORES = (
     "l2_distance", "label_accuracy", "answered", "gradient_matched", "score", "seconds",
 )  # fmt: skip
 VERTICAL_SCORES = ("label_accuracy_shared", "label_accuracy_free", "feature_mse_shared", "seconds_per_step")
-#: Names that begin so are of a clock's or a memory's numbers; the other one says where the run lies.
+#: Prefixes of keys with measured time or memory; and the key for the path of the run.
 _MEASURED, _WHERE = ("seconds", "samples_per_second", "peak_memory", "timing", "provenance"), "out"
 
 
 class Killed(BaseException):
-    """Ends a run as a kill would, after its work has begun."""
+    """Raised to end a run like a kill, after its work has begun."""
 
 
 def killed(*_, **__):
-    """In place of anything: the kill."""
+    """A stub for any function: raise `Killed`."""
     raise Killed
 
 
 def args_of(arguments, **options):
-    """The options of a command by the names that they are typed with, those of dataclasses in it included."""
+    """Make a command's options from flat names, which include the fields of nested dataclasses."""
     for name, kind in typing.get_type_hints(arguments).items():
         if dataclasses.is_dataclass(kind) and name not in options:
             of_kind = {field.name for field in dataclasses.fields(kind)} & options.keys()
@@ -70,19 +70,19 @@ def args_of(arguments, **options):
 
 
 def write_images(file, seed):
-    """An npz file of random images with labels."""
+    """Write an npz file of random images with labels."""
     rng = np.random.default_rng(seed)
     np.savez(file, x=rng.random((SAMPLES, 8, 8, 1), np.float32), y=np.arange(SAMPLES) % 4)
 
 
 def write_table(file, seed):
-    """An npz file of random records with labels."""
+    """Write an npz file of random records with labels."""
     rng = np.random.default_rng(seed)
     np.savez(file, x=rng.random((SAMPLES, 6), np.float32), y=np.arange(SAMPLES) % 2, is_categorical=np.zeros(6, bool))
 
 
 def left_by(folder):
-    """All that a run leaves but clocks, memory, locks and checkpoints: JSON as it reads, other files by their bytes."""
+    """The files of a run without clocks, memory, locks and checkpoints: JSON is parsed, other files are bytes."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -96,7 +96,7 @@ def left_by(folder):
 
 
 def files_of(folder):
-    """All that a run has left, but for its lock and for what a refused start had written to replace config.json."""
+    """The bytes of all files of a run, without its lock and without a refused start's partial config.json."""
     passing = (".lock", ".lock.holder", "config.json.partial")
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in passing}
 
@@ -113,10 +113,10 @@ def _without_clocks(value):
 
 
 class Studies:
-    """Runs any study on `d.npz` below `root` (vertical tables: on `sensorless.npz`), in the folder `out` there."""
+    """Any study with stubs, on `d.npz` below `root` (vertical tables: `sensorless.npz`), in the folder `out` there."""
 
     def __init__(self, root):
-        """All files are below `root`; `kill_at` is the number of the stub's call that ends the run."""
+        """Keep all files below `root`; `kill_at` is the number of the stub's call that ends the run, or None."""
         self.root, self.out, self.spec = root, root / "out", f"npz:{root / 'd.npz'}"
         self.calls, self.kill_at = 0, None
 
@@ -128,12 +128,12 @@ class Studies:
         parties_problem.whole_table.cache_clear()
 
     def run(self, name, **options):
-        """Run a study from its beginning, or where it was."""
+        """Start or continue a study."""
         self.calls = 0
         return getattr(self, name.replace(", ", "_"))(out=self.out, **options)
 
     def resumed(self, name, kill_at, **options):
-        """What a study leaves that nobody disturbed, and what one leaves that was killed and started again."""
+        """The files of an uninterrupted study, and those of one that was killed and started again."""
         self.run(name, **options)
         whole = left_by(self.out)
         shutil.rmtree(self.out)
@@ -145,7 +145,7 @@ class Studies:
         return whole, left_by(self.out)
 
     def refuse_other_data(self, name, **options):
-        """Draw the data of a finished run anew: to go on is an error that names them, and changes no file."""
+        """Redraw the data of a finished run; continuing must raise an error that names the data and change no file."""
         before = files_of(self.out)
         assert self.out / "sources.json" in before
         self.draw(name, 1)
@@ -155,13 +155,13 @@ class Studies:
         assert files_of(self.out) == before
 
     def count(self):
-        """Called by every stub: the kill comes when it is due."""
+        """Count a call of a stub, and raise `Killed` at call number `kill_at`."""
         self.calls += 1
         if self.calls == self.kill_at:
             raise Killed
 
     def attack(self, case, seed, **_):
-        """A stub: finds grey images, and scores the mean of the true ones; two starts agree as the seed has it."""
+        """A stub that finds grey images and scores the mean of the true ones; the agreement depends on the seed."""
         self.count()
         truth = np.asarray(victim(case, seed).private.x[: case.images, 0])
         scores = dict.fromkeys(SCORES, float(truth.mean()))
@@ -170,28 +170,28 @@ class Studies:
         return Outcome(truth, np.full_like(truth, 0.5), scores, np.linspace(2, 1, 2 + seed), second, labels, labels)
 
     def distances(self, case, sharpness, batches, seed, *_):
-        """A stub: distances that are those of the seed."""
+        """A stub with random distances that depend on the seed."""
         self.count()
         return np.random.default_rng(seed).random((batches, len(sharpness), len(measured_basin.CANDIDATES)))
 
     def exact(self, setting, problem):
-        """A stub: the exact engine at its best."""
+        """A stub of the exact engine that answers everything."""
         self.count()
         return {"psnr": 100.0 + float(problem.dataset.x.mean()), "answered": 1.0}
 
     def train(self, case, seed):
-        """A stub: a training that learns nothing."""
+        """A stub of a training that learns nothing."""
         self.count()
         return {"test_accuracy": 0.5, "train_accuracy": 0.5, "diverged": 0.0}
 
     def run_case(self, case, seed, runs):
-        """A stub: a vertical run with features that are those of the seed."""
+        """A stub of a vertical run with random features that depend on the seed."""
         self.count()
         rng = np.random.default_rng(seed)
         return dict.fromkeys(VERTICAL_SCORES, 0.5), {"victims": rng.random((9, 12)), "estimate": rng.random((9, 12))}
 
     def audit(self, case, images, args, own):
-        """A stub: the files of an audit whose scores are those of the images, the seed and the budget."""
+        """A stub that writes the files of an audit, with a score from the images, the seed and the budget."""
         self.count()
         score = float(images.x[: case.batch_size].mean()) + args.seed + args.minutes
         attacks = [{"attack": "stub", "misfit": 0.0, "seconds": 1.0}]
@@ -202,7 +202,7 @@ class Studies:
         write_json(own / "audit" / "results.json", results)
 
     def checked(self, claim, batch, minutes):
-        """A stub: what becomes of a mistake, by the size of its batch."""
+        """A stub for the outcome of a mistake, which depends on the batch size."""
         self.count()
         return {
             "status": "failed" if claim["batch_size"] == 1 else "not_attacked",
@@ -211,28 +211,28 @@ class Studies:
         }
 
     def agreement(self, **options):
-        """Two cases, one of them defended."""
+        """Run two cases, one of them defended."""
         return agreement.main(agreement.Args(**options))
 
     def audited(self, **options):
-        """One client's network, and another one's."""
+        """Run the networks of two clients."""
         return audited.main(audited.Args(data=self.spec, only=("cnn-b1", "vit-b4"), **options))
 
     def mistakes(self, **options):
-        """Two draws of one model."""
+        """Run two draws of one model."""
         return mistakes.main(mistakes_study.Args(draws=2, data=self.spec, minutes=0, **options))
 
     def invert(self, **options):
-        """One image."""
+        """Run the inversion of one image."""
         return invert.main(invert.Args(dataclasses.replace(TINY, data=self.spec), **options))
 
     def homotopy(self, **options):
-        """One variant of one row."""
+        """Run one variant of one row."""
         args = homotopy.Args(rows=("convnet-b1",), variants=("exact",), data=self.spec, iterations=2, **options)
         return homotopy.main(args)
 
     def basin(self, **options):
-        """One row."""
+        """Run one row."""
         return basin.main(basin.Args(rows=("convnet-b1",), data=self.spec, sharpness=(3.0, 5.0), batches=1, **options))
 
     def _cafe_scale(self, solver, out):
@@ -240,47 +240,47 @@ class Studies:
             cafe_scale.main(cafe_scale.Args(data=self.spec, num_samples=8, batch_size=4, solver=solver, out=out))
 
     def cafe_scale_exact(self, out):
-        """The exact engine until it computes."""
+        """Run the exact engine until its computation begins."""
         self._cafe_scale("exact", out)
 
     def cafe_scale_nested(self, out):
-        """The paper's algorithm until it computes."""
+        """Run the paper's algorithm until its computation begins."""
         self._cafe_scale("nested", out)
 
     def cafe_tables(self, **options):
-        """The cells of MNIST of one table."""
+        """Run the cells of MNIST of one table."""
         sizes = {"num_samples": 8, "images": 4}
         args = cafe_tables.Args(table=("table3",), only="mnist", datasets=("mnist",), **sizes, **options)
         return cafe_tables.main(args)
 
     def fedleak(self, **options):
-        """One cell of one table."""
+        """Run one cell of one table."""
         sizes = {"model": "mlp", "iterations": 2, "batch_size": 1, "pool": 8}
         return fedleak.main(args_of(fedleak.Args, table=("table16",), only="lambda0.1", **sizes, **options))
 
     def fedleak_demo(self, **options):
-        """FedLeak and one baseline."""
+        """Run FedLeak and one baseline."""
         return fedleak.main(fedleak.Args(**options))
 
     def defenses(self, **options):
-        """The demonstration with one defense."""
+        """Run the demonstration with one defense."""
         sizes = {"rounds": 1, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2, "iterations": 2}
         what = {"data": self.spec, "model": "mlp", "unseen": True, "strengths": ("quantization=1",)}
         return defenses.main(args_of(defenses.Args, **what, **sizes, **options))
 
     def vflrecon(self, **options):
-        """One case."""
+        """Run one case."""
         return vflrecon.main(vflrecon.Args(data=(self.spec,), setup=VERTICAL, **options))
 
     def vflrecon_tables(self, **options):
-        """Two tables, one of which has a figure of its own."""
+        """Run two tables, one of them with its own figure."""
         args = vflrecon.Args(table=("encryption", "fig6"), setup=VERTICAL, budget=1e6, **options)
         return vflrecon.main(args)
 
 
 @pytest.fixture
 def studies(monkeypatch, tmp_path):
-    """All studies below a folder, with stubs."""
+    """All studies in a temporary folder, with stubs."""
     found = Studies(tmp_path)
     for module in (invert_run, _inversions):
         monkeypatch.setattr(module, "attack", found.attack)

@@ -1,4 +1,4 @@
-"""What PyTorch computes of its own modules, for tests to compare with; importing this needs PyTorch."""
+"""Modules of PyTorch and their outputs, as references for tests; importing this needs PyTorch."""
 
 import warnings
 
@@ -32,7 +32,7 @@ def gradient_of(model, variables, x, mode):
 
 
 def moved_statistics(net):
-    """Weights and running statistics that are not those of the start."""
+    """Make a network with random batch-normalisation statistics and scales in place of the initial ones."""
     torch.manual_seed(0)
     net = net()
     for module in net.modules():
@@ -65,7 +65,7 @@ def check_against_torch(net, model, variables, mode, count, atol):
 
 
 class Norms(nn.Module):
-    """Batch normalisations with constants of their own, over pixels and over numbers, without weights and with."""
+    """Batch normalisations with non-default constants, over pixels without weights and over numbers with weights."""
 
     def __init__(self):
         super().__init__()
@@ -78,9 +78,9 @@ class Norms(nn.Module):
 
 
 def exported_programs(net):
-    """In evaluation mode: as PyTorch exports it, and in core operators."""
+    """A network in evaluation mode as PyTorch exports it, and the same program in core operators."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's about itself
+        warnings.simplefilter("ignore")  # warnings of PyTorch about its own code
         batch = ({0: torch.export.Dim("batch")},)
         exported = torch.export.export(net.eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=batch)
         return exported, exported.run_decompositions()

@@ -10,13 +10,13 @@ from jaxleak.attacks.aggregated import CAFE_ICLR
 from jaxleak.study.cells import Cell, Results, curve_at, iterations_to, score_named
 from jaxleak.study.rounds.runs import CAP, FAKE, THRESHOLDS, Setting, cap, defense_named
 
-#: What a run with differential privacy takes from elsewhere, since the paper does not print it.
+#: Settings of runs with differential privacy that the paper does not print, and that come from elsewhere.
 DP = "the mean gradient clipped as a whole; delta 1e-5"
 
 NEURIPS = ("table2", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "table11", "fake-gradients")
-#: The faces of the running text and of Figure 8.
+#: Table of the face images, whose numbers stand in the paper's text and in Figure 8.
 FACES = ("yale",)
-#: Without printed numbers: the training curves.
+#: Training curves, for which the paper prints no numbers.
 FIGURES = ("fig7",)
 ICLR = ("iclr-table1a", "iclr-table1b", "iclr-table2a", "iclr-table2b", "iclr-table3a", "iclr-table3b", "iclr-table4")
 
@@ -40,12 +40,12 @@ METHODS = {
     "GC regularizer": "gc",
 }
 
-#: Length of a normalised step of the submission's descent, which is not printed.
+#: Length of a normalised step of the ICLR submission's descent; the submission does not print it.
 STEP_LENGTH = CAFE_ICLR.data_learning_rate
 
 ABLATIONS = {"full": (), "alpha0": ("alpha",), "xi0": ("xi",), "beta0": ("beta",), "gamma0": ("gamma",)}
 
-#: Data sets that are smaller than what the tables ask for: 165 faces, of which a batch size of 40 divides 160.
+#: Data sets with fewer samples than the tables ask for: of 165 faces, 160 are used, a multiple of the batch size 40.
 SAMPLES_AT_MOST = {"yale32": 160}
 
 #: The final mean PSNR.
@@ -78,7 +78,7 @@ def cell_of(
 
 
 def setting_of(cell: Cell) -> Setting:
-    """What a cell of the CAFE tables runs, which is one setting."""
+    """The one setting that a cell of the CAFE tables runs."""
     setting: Setting = cell.jobs[0]
     return setting
 
@@ -121,7 +121,7 @@ def _descent(options: Options, overrides: tuple[tuple[str, float], ...] = (), **
 
 
 def _capped(options: Options, dataset: str) -> int:
-    """Iterations of Step III: those of the options, and in proportion more where the paper's cap is higher."""
+    """Iterations of Step III: those of the options, scaled up in proportion where the paper's cap is higher."""
     return options.iterations * cap(dataset) // CAP
 
 
@@ -145,7 +145,7 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
         if single:
             setting = Setting("single", dataset=dataset, iterations=_capped(options, dataset))
             yield cell_of(*base, setting, iterations_to(STOP_DB[dataset]), "NaN: not reached in the iterations run")
-            # Section 4.2 has thresholds for passing on, of which Algorithm 4 says nothing.
+            # Section 4.2 passes on to the next step by thresholds, but Algorithm 4 does not mention them.
             switching = replace(setting, switch=True)
             note = "one step per iteration, passing on by thresholds; NaN: not reached"
             yield cell_of(f"{cell['id']}#switching", *base[1:], switching, iterations_to(STOP_DB[dataset]), note)
@@ -200,13 +200,13 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
                 yield cell_of(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
                 defense = defense_named(reading, batch_size=setting.batch_size)
                 attacked = defense is not None and adaptive.rounds_attack(defense) is not None
-                if attacked and options.solver == "exact":  # the descent has no attacker who knows
+                if attacked and options.solver == "exact":  # the descent has no attacker that knows the defense
                     known = replace(setting, adaptive=True)
                     yield cell_of(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
 
 
 def _figure7(options: Options) -> Iterator[Cell]:
-    """Training loss with and without fake gradients, after `--iterations` rounds; curves.json has the whole curves."""
+    """Cells of the training loss with and without fake gradients after `--iterations` rounds."""
     for name, dataset in DATASETS.items():
         if name not in ("CIFAR-10", "MNIST", "Linnaeus 5"):
             continue
@@ -217,7 +217,7 @@ def _figure7(options: Options) -> Iterator[Cell]:
 
 
 def _training(options: Options, defense: str) -> Setting:
-    """Training by SGD at 0.1 with a quarter of the channels."""
+    """A training run by SGD at 0.1, on a network with a quarter of the channels."""
     return Setting(
         "training",
         dataset="cifar10",
@@ -229,9 +229,9 @@ def _training(options: Options, defense: str) -> Setting:
 
 
 def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str]) -> Iterator[Cell]:
-    """Training loss under defenses, for `--iterations` rounds; the figure has the whole curves.
+    """Cells of the training loss under defenses, up to `--iterations` rounds; the figure has the whole curves.
 
-    The data set is not printed: CIFAR-10 here, with a quarter of the channels and SGD at 0.1.
+    The paper does not print the data set. The runs use CIFAR-10, a quarter of the channels, and SGD at 0.1.
     """
     row = cell["id"].split("/")[1]
     readings = {"true": ("none",), "fake": tuple(FAKE)}
@@ -265,7 +265,7 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
         "workers": 4 if horizontal else 0,
     }
     if table == "table1a":
-        # A count of iterations per image: only the descending attack has one.
+        # The cell counts iterations per image, and only the descending attack has iterations.
         total = 1 if method == "dlg" else size
         note = "one image per seed, of the paper's 50" if method == "dlg" else ""
         if method == "dlg":
@@ -281,7 +281,7 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
 
 
 def _iclr_descent(options: Options, method: str, **fields: Any) -> Setting:
-    """Normalised descent on the data (section 4.1). The submission's own attack makes all steps in every iteration."""
+    """A normalised descent on the data (section 4.1); the submission's own attack makes all steps per iteration."""
     overrides = (("data_learning_rate", options.data_learning_rate or STEP_LENGTH),)
     if method.startswith("cafe"):
         own = "cafe-iclr" if method == "cafe" else method
@@ -290,7 +290,7 @@ def _iclr_descent(options: Options, method: str, **fields: Any) -> Setting:
 
 
 def _step_iterations(step: int) -> Callable[[Results], float]:
-    """Iterations of Step I or II until its threshold, or NaN; both steps take equally many."""
+    """A reader of the iterations until Step I or II reaches its threshold, or NaN; both steps run equally long."""
 
     def read(results: Results) -> float:
         history = results[0].arrays["f_history"]

@@ -1,4 +1,4 @@
-"""Studies of defenses that the runners of the CAFE and VFLRecon tables carry out; here they are only put together."""
+"""Studies of defenses that the runners of the CAFE and VFLRecon tables carry out; this module only combines them."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxleak.study.reports import Section
 CAFE = {"cafe-fake-gradients": "fake-gradients", "cafe-table11": "table11"}
 VFL = {"vfl-table5": "table5", "vfl-table6": "table6"}
 DELEGATED = (*CAFE, *VFL)
-#: How our defenses in these tables differ from the published ones, by the reading's name in a cell.
+#: Differences between our defenses and the published ones, by the name of the reading in a cell's id.
 READINGS = {
     "fake-repaired": "the printed algorithm with its slips repaired",
     "fake-capped": "repaired, with noise in units of the whole gradient's root mean square",
@@ -27,7 +27,7 @@ READINGS = {
     "gradient": "noise on the top's output gradient, another reading of the paper's place",
     "cut": "noise on the gradients that leave for the parties, another reading of the paper's place",
 }
-#: Number of private images. An attacker who knows of fake gradients needs 21 GB for the paper's 800, 1.3 GB for 200.
+#: Number of private images. An attacker who knows of fake gradients needs 21 GB for the paper's 800 and 1.3 GB for 200.
 NUM_SAMPLES = {"cafe-fake-gradients": 200, "cafe-table11": 800}
 
 
@@ -77,9 +77,9 @@ def _cells(results: Any) -> list[dict[str, Any]]:
 
 
 def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Points of a VFL table, by curve: the task's accuracy change against the label accuracy of both attackers.
+    """Points of a VFL table by curve: the change of the task's accuracy, and both attackers' label accuracy.
 
-    A defense without strength is a curve of one point. A point is there only if its accuracy and its attack both ran.
+    A defense without a strength gives a curve of one point. A point needs both its training and its attack to have run.
     """
     utility, label = dict[str, float](), dict[str, float]()
     for row in rows:
@@ -105,7 +105,7 @@ def trade_off_curves(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def _draw_fake_gradients(out: Path, folder: Path) -> None:
-    """Draw CAFE's trade-off into `folder`, as soon as the studies of the attack and of the training have both run."""
+    """Draw CAFE's trade-off into `folder` if both the study of the attack and that of the training have run."""
     stored = [out / study / "results.json" for study in CAFE]
     if not all(path.exists() for path in stored):
         return
@@ -121,7 +121,7 @@ def _draw_fake_gradients(out: Path, folder: Path) -> None:
 
 
 def loss_curves(rows: list[dict[str, Any]]) -> tuple[dict[str, list[dict[str, Any]]], tuple[float, float] | None]:
-    """Points with fake gradients, and the one without: training loss after the last round against both attackers' PSNR.
+    """Points with and without fake gradients: the training loss after the last round, and both attackers' PSNR.
 
     Args:
         rows: rows of the tables "text-fake-gradients" and "table11".
@@ -148,7 +148,7 @@ def loss_curves(rows: list[dict[str, Any]]) -> tuple[dict[str, list[dict[str, An
 
 
 def sections(study: str, rows: list[dict[str, Any]], figures: list[str]) -> list[Section]:
-    """The sections of such a study: paper, ours and spread with the figures, the order of the cells, and readings."""
+    """Sections of the report on a delegated study: figures, paper and ours with spread, cell order, and readings."""
     ran = [
         [
             row["id"],
@@ -173,7 +173,7 @@ def sections(study: str, rows: list[dict[str, Any]], figures: list[str]) -> list
 
 
 def _at_the_end(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without those of a training at an iteration before the last one that ran."""
+    """The rows, where those of a training are only kept for the last iteration that ran."""
 
     def done(row: dict[str, Any]) -> int:
         _, found, after = row["id"].partition("/iter")

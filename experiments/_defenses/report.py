@@ -18,14 +18,14 @@ _HEADER = (
     "leak change, dB", "SSIM", "adaptive SSIM", "no prior SSIM", "recognised", "adaptive recognised", "grey, dB",
     "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
 )  # fmt: skip
-#: Width of a terminal, in characters, that shows all of these columns at once; a narrower one gets several tables.
+#: Least width of a terminal, in characters, for all columns in one table; a narrower terminal gets several tables.
 _WIDTH = 220
 _PARTS = ((3, 4), (5, 6, 7), (8, 14), (9, 10, 11), (12, 13), (15, 16, 17), (18, 19))
 #: Largest number of reconstructions on a contact sheet.
 _SHEET_ROWS = 12
-#: By how many dB an attack must pass a grey image, without a defense, to say something of defenses.
+#: Least PSNR in dB above a grey image's that the attack needs without a defense; below it, defenses are not ranked.
 _READS_NOTHING = 1.0
-#: Text of the report on how the numbers were made.
+#: Explanation in the report of how the numbers were made.
 METHOD = (
     "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
     "samples held out. The leak is the PSNR of what the attack finds in one upload, images matched one to one; at or "
@@ -41,7 +41,7 @@ CAPTIONS = {
     "attacker does not know the defense; solid: it knows the defense and its strength.",
 }
 
-#: What an attacker who finds no more by knowing a defense shows, and does not show.
+#: Explanation for defenses where knowing the defense does not help the attacker.
 _UNHELPED = (
     "Knowing the defense helped no attacker here. Too few iterations or a mechanism of no use may be the reason, so "
     "that this is no sign of a strong defense:"
@@ -83,7 +83,7 @@ def _with_spread(row: dict[str, Any], name: str, digits: int, *, sign: str = "")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print what was run, as one table where the terminal is wide enough for it, then what was not and why."""
+    """Print the rows that ran, as one table if the terminal is wide enough, then the others with their reasons."""
     ran = [cells_of(row) for row in rows if "accuracy" in row]
     terminal = console()
     if ran and terminal.width >= _WIDTH:
@@ -99,7 +99,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def _named(defense: str, strength: str, steps: str) -> str:
-    """A point of a study in a few words."""
+    """A short name of a study's point: defense, strength, and the number of local steps unless it is 1."""
     return " ".join(filter(None, (defense, strength))) + ("" if steps == "1" else f", {steps} steps")
 
 
@@ -113,7 +113,7 @@ def draw(
         study: name of the study.
         rows: rows of the study's points.
         runner: runner that keeps the reconstructions.
-        attacks: label to attack, for the contact sheet; those that did not run are left out.
+        attacks: attacks by their label on the contact sheet; those that did not run are left out.
     """
     ran = [row for row in rows if "accuracy" in row]
     if not ran:
@@ -144,9 +144,9 @@ def _of_steps(steps: int) -> str:
 
 
 def _of_the_same_images(runner: Runner, attacks: dict[str, Inversion], seed: int) -> dict[str, Result]:
-    """Results of attacks that ran, as many as a sheet has room for."""
+    """Results by label of attacks that ran on the same batch, at most as many as a sheet has room for."""
     ran = {label: runner(job, seed) for label, job in attacks.items() if runner.done(job, seed)}
-    # Batches of other sizes have other images, so that one sheet cannot compare them.
+    # Batches of other sizes hold other images, and one sheet cannot compare different images.
     shapes = {label: result.arrays["truth"].shape for label, result in ran.items()}
     same = [label for label, shape in shapes.items() if shape == next(iter(shapes.values()))]
     return {label: ran[label] for label in same[:_SHEET_ROWS]}
@@ -160,8 +160,8 @@ def sections(
     Args:
         study: name of the study.
         rows: rows of the study's points.
-        settings: sentences on what was run, each a list item.
-        outcomes: what the paper says without a number that could stand beside one of ours.
+        settings: sentences on the settings, each a list item.
+        outcomes: statements of the paper without a number to compare with ours.
     """
     ran = [row for row in rows if "accuracy" in row]
     found = [
@@ -188,11 +188,11 @@ def sections(
 
 
 def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
-    """Sentences on which defenses leak least; one that no attacker knew has no place among those that one knew.
+    """Sentences that rank defenses by their leak; defenses that no attacker knew are listed apart and not ranked.
 
     Args:
-        rows: rows that ran, of points of equally many local steps.
-        of_steps: how many these are, in words.
+        rows: rows that ran, all with the same number of local steps.
+        of_steps: the number of local steps in words.
     """
     plain = next((row for row in rows if row["defense"] is None and row["clients"] == 1), None)
     if plain is not None and not plain["recognised"] and plain["psnr"] < plain["psnr_grey"] + _READS_NOTHING:
@@ -208,7 +208,7 @@ def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
 
 
 def unhelped(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence on the defenses whose attacker finds no more by knowing them, if there are any."""
+    """A sentence on the defenses that leak no more to an attacker who knows them; empty if there are none."""
     those = [row for row in rows if row["defense"] and "psnr_adaptive" in row and row["leak"] <= row["psnr"]]
     found = [f"{_at_strength(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
     return [f"{_UNHELPED} {', '.join(found)}."] if found else []
@@ -223,7 +223,7 @@ def _at_strength(row: dict[str, Any]) -> str:
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
-    """A paper's conclusions beside ours, if it has any."""
+    """A section with the paper's conclusions beside ours; empty if there are none."""
     words = {True: "holds", False: "does not hold", None: "not run"}
     shown = [[v.where, v.paper, v.ours, words[v.holds]] for v in conclusions]
     heading = f"{study}: what the paper concludes, and whether it holds here"
@@ -231,7 +231,7 @@ def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:
 
 
 def readings(study: str, own: dict[str, str]) -> list[reports.Section]:
-    """The section on defenses that differ from the published ones, if there are any; `own` maps a name to how."""
+    """A section on defenses that differ from the published ones, if any; `own` maps a defense to the difference."""
     told = [f"{name}: {text}." for name, text in own.items() if text]
     heading = f"{study}: not as published, or not published in full"
     return [reports.Section(heading, [reports.bullets(told)])] if told else []

@@ -1,4 +1,4 @@
-"""Which points each FedLeak study of defenses has, and which printed numbers stand beside them."""
+"""The points of each FedLeak study of defenses, and the printed numbers to compare them with."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,12 @@ from jaxleak._own_files import is_own
 from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study.updates import Case, TradeOffPoint, kind_of_defense, swept_points
 
-#: Local steps of the two halves of Figure 4, and of Figure 7.
+#: Local steps of the two halves of Figure 4. Figure 7 has `MANY`.
 FEW, MANY = 1, 12
 
 
 def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
-    """Printed numbers of Figure 4 whose cell ends in `what`."""
+    """Printed accuracy and PSNR of Figure 4 for the cell named `what`."""
     tables = _paper.tables("fedleak")
     found = []
     for table, metric, factor in (("text-fig4-accuracy", "test_accuracy", 0.01), ("text-fig4-psnr", "psnr", 1.0)):
@@ -27,14 +27,14 @@ def _printed(what: str) -> tuple[tuple[str, str, str, float], ...]:
 def fig4(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
     """Soteria, OUTPOST, quantization, Guardian and DP, for 1 and 12 local steps.
 
-    With 12 steps there is no gradient of a single example in the upload: DP clips and noises the whole update.
+    An upload of 12 steps contains no gradients of single examples, so DP clips the whole update and adds noise to it.
     """
     points = []
     for steps in (FEW, MANY):
         own = replace(base, local_steps=steps)
         points.append(TradeOffPoint(own, f"none, {steps} steps", 0.0, _printed(f"none/steps{steps}")))
         private = "dp_sgd" if steps == 1 else "dp_update"
-        # Figure 4 names Gaussian DP without its strengths; the strengths of Figure 5 are taken.
+        # Figure 4 names Gaussian DP without its strengths, so we take those of Figure 5.
         chosen = {private: CLIENT_DEFENSES["dp_sgd"].strengths[:4]} | strengths
         for point in swept_points(own, ("soteria", "outpost", "quantization", "guardian", private), chosen):
             # The paper says "quantization protects, at 10 % accuracy" and does not say with how many bits.
@@ -62,7 +62,7 @@ def fig7(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
 
 
 def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
-    """The server reads only the smaller or only the larger entries; and noise in proportion to the entries."""
+    """Defenses that show the server only the smaller or only the larger entries, and noise in proportion to entries."""
     return [
         TradeOffPoint(base, "none", 0.0),
         *swept_points(base, ("encrypt_top", "encrypt_bottom", "withhold_top", "magnitude_noise"), strengths),
@@ -70,7 +70,7 @@ def fig8(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPo
 
 
 def further(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
-    """Every defense that no figure has: sparsification, noise, stochastic rounding, dropout and whatever is added."""
+    """Every registered defense that no figure has, such as sparsification, noise, stochastic rounding and dropout."""
     shown = {point.case.defense for study in (fig4, fig5, fig8) for point in study(base, {})}
     names = tuple(kind for kind in CLIENT_DEFENSES if kind not in shown)
     return [TradeOffPoint(base, "none", 0.0), *swept_points(base, names, strengths)]
@@ -86,17 +86,17 @@ DEMO: dict[str, tuple[float, ...]] = {
 
 
 def demo(base: Case, strengths: dict[str, tuple[float, ...]]) -> list[TradeOffPoint]:
-    """No defense, and `DEMO`."""
+    """No defense, and the defenses in `strengths`, by default `DEMO`."""
     return [TradeOffPoint(base, "none", 0.0), *swept_points(base, tuple(strengths or DEMO), strengths or DEMO)]
 
 
 def of_demo(only: tuple[str, ...]) -> dict[str, tuple[float, ...]]:
-    """Strengths of the defenses that somebody names for the demonstration, those that it has not by itself included."""
+    """Strengths of the defenses in `only`, which may name defenses that the demonstration does not have by default."""
     known = (name for name in only if name in CLIENT_DEFENSES or is_own(name))
     return {name: DEMO.get(name) or kind_of_defense(name).strengths for name in known}
 
 
-#: Studies that are run here, by name.
+#: Studies that this package runs itself, by name.
 STUDIES = {
     "demo": demo,
     "fedleak-fig4": fig4,
@@ -106,7 +106,7 @@ STUDIES = {
     "further": further,
 }
 
-#: Tables with the paper's statements on a study that have no number to compare with ours.
+#: Tables by study of the paper's statements that have no number to compare with ours.
 OUTCOMES: dict[str, tuple[str, ...]] = {
     "fedleak-fig5": ("text-combined-defence",),
     "fedleak-fig7": ("text-secure-aggregation-clients",),
@@ -115,7 +115,7 @@ OUTCOMES: dict[str, tuple[str, ...]] = {
 
 
 def outcomes(study: str) -> list[dict[str, Any]]:
-    """Printed statements of a study: id, outcome, relation, value, unit."""
+    """Printed statements of a study, each with id, value, unit, relation, outcome and note."""
     tables = _paper.tables("fedleak")
     return [
         {"id": cell["id"], "paper": cell["value"], "unit": cell["unit"], "relation": cell.get("relation", "")}

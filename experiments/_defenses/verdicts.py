@@ -1,4 +1,4 @@
-"""What a paper concludes about its defenses, and whether the rows of a study bear it out."""
+"""Conclusions of a paper about its defenses, and whether the rows of a study support them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,20 +9,20 @@ from experiments import _paper
 
 #: PSNR in dB below which a reconstruction shows nothing meaningful, by FedLeak's risk scale (section 6).
 PROTECTED = 10.0
-#: Largest difference in dB of two leaks that are called comparable, and smallest loss of one that is called degraded.
+#: Largest difference in dB between leaks that count as comparable, and smallest loss in dB that counts as degraded.
 COMPARABLE, DEGRADED = 3.0, 1.0
-#: Largest difference of an accuracy from one that the paper shows in a figure only.
+#: Largest difference between an accuracy and one that the paper shows only in a figure.
 ABOUT = 0.1
 
-#: What a row calls the best attacker's PSNR as FedLeak scores it.
+#: Key in a row for the best attacker's PSNR by FedLeak's scoring.
 _LEAK = "leak_best_match"
 
-#: Tasks of a VFL attack, as a cell's id names them between the table and the row.
+#: Tasks of a VFL attack, named between the table and the row in a cell's id.
 TASKS = ("label", "feature")
 
 
 class Verdict(NamedTuple):
-    """One conclusion; `holds` is None where the rows that it needs did not run."""
+    """One conclusion of the paper beside ours; `holds` is None if the rows that it needs did not run."""
 
     where: str
     paper: str
@@ -31,12 +31,12 @@ class Verdict(NamedTuple):
 
 
 def verdicts(study: str, rows: list[dict[str, Any]]) -> list[Verdict]:
-    """What FedLeak concludes from the figure of a study, against its rows.
+    """FedLeak's conclusions from the figure of a study, each compared with the rows of the study.
 
-    Leaks are the better attacker's, by the PSNR of every image's best match, as FedLeak scores them.
+    A leak is the better attacker's PSNR by FedLeak's scoring, which takes every image's best match.
 
     Args:
-        study: name of the study; a study without such conclusions has no verdicts.
+        study: name of the study; a study without printed conclusions has no verdicts.
         rows: rows of the study's points, with and without results.
     """
     ran = [row for row in rows if "accuracy" in row]
@@ -156,8 +156,8 @@ def _listed(leaks: list[float]) -> str:
 def orders(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """The cells of each printed table from the smallest value to the largest: (what, the paper's order, ours).
 
-    A table that has several data sets has an order for each, and so has every reading of a defense and attacker (what
-    follows "#" in a cell's name), in which cells without one stand in for what has no such reading.
+    Each data set of a table has its own order. Each reading of a defense and attacker (the text after "#" in a cell's
+    id) also has its own order, completed by the cells without a reading.
 
     Args:
         rows: rows with `id` ("table/cell/dataset#reading"), `paper` and `ours`; rows without a number are left out.

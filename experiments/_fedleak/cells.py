@@ -1,6 +1,6 @@
-"""From a printed cell of FedLeak's tables to what has to run for it, or to the reason why nothing can.
+"""For each printed cell of FedLeak's tables, the jobs that give its number, or the reason why none can.
 
-Cells that come from the same run share it: equal jobs run once.
+Cells with equal jobs share one run.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from jaxleak.study.cells import Cell, Results, joined, score_named
 from jaxleak.study.ledger import LACKING
 from jaxleak.study.updates import Case
 
-#: Names on the command line that stand for several printed tables or none; every other name is that of one table.
+#: Names on the command line that stand for several printed tables or none; every other name stands for one table.
 GROUPS = {
     "table10": ("table10-ssim", "table10-lpips", "table10-asr"),
     "table11": ("table11-gd", "table11-psnr"),
@@ -29,7 +29,7 @@ GROUPS = {
     "fig10": (),
 }
 
-#: Tables with results that no run of this module gives, each with the reason.
+#: Tables whose results no run of this module can give, each with the reason.
 NOT_MEASURED = {
     "table10-asr": "attack success is the verdict of three human judges; see the contact sheets",
     **dict.fromkeys(
@@ -45,12 +45,12 @@ NOT_MEASURED = {
 
 _NO_PUBLIC_DATA = "needs a generator trained on public data, which the table does not describe: --public-data"
 _NO_WEIGHTS = "compares random with pretrained weights: --weights warm or a safetensors file"
-#: Tables that compare models, which `--model` would make one.
+#: Tables that compare models; `--model` would make their models equal.
 _OF_MODELS = {
     "text-capacity-gain": "compares two models; --model would make them one",
     "table8": "compares models; --model would make them one",
 }
-#: Cells of a table, or of a group of tables, that the paper does not print.
+#: Functions that give further cells of a table or group, which the paper does not print.
 _UNPRINTED = {
     "fig1": unprinted.paths, "table14": unprinted.label_rules, "fig6": unprinted.convergence,
     "fig10": unprinted.parabolas,
@@ -58,7 +58,7 @@ _UNPRINTED = {
 
 
 class _Printed(NamedTuple):
-    """A cell as the paper prints it, and what replaces its settings."""
+    """A cell as the paper prints it, and the replacements of its settings."""
 
     table: str
     setting: dict[str, Any]
@@ -68,20 +68,20 @@ class _Printed(NamedTuple):
     data_note: str = ""
 
     def becomes(self, *jobs: Job, note: str = "", **given: Any) -> Cell:
-        """The cell with what has to run for it, or with a `reason`."""
+        """The cell with the jobs that it needs, or with a `reason` why it cannot run."""
         cell, note = self.cell, joined(self.data_note, note)
         return Cell(cell["id"], float(cell["value"]), cell["unit"], jobs, note=note, **given)
 
 
 def names() -> tuple[str, ...]:
-    """What `--table` accepts, in the paper's order."""
+    """Names that `--table` accepts: the printed tables in the paper's order, then the other groups."""
     printed = list(_paper.tables("fedleak"))
     grouped = {member: group for group, members in GROUPS.items() for member in members}
     return tuple(dict.fromkeys([*(grouped.get(name, name) for name in printed), *GROUPS]))
 
 
 def lacking() -> dict[str, str]:
-    """Tables whose number cannot be computed here, each with the reason; asked before hours of attack."""
+    """Tables whose score cannot be computed on this machine, each with the reason; checked before any attack runs."""
     black = np.zeros((1, 32, 32, 3))
     try:
         metrics.lpips(black, black)
@@ -133,7 +133,7 @@ def _fig1(p: _Printed) -> Cell:
     what = {"text-fig1-element": "element", "text-fig1-psnr": "psnr"}.get(p.table, "distance")
     if name.endswith("noise16"):
         what = "noise16"
-    end = np.max if name.endswith("high") else np.min if name.endswith("low") else np.mean  # NaN where one is NaN
+    end = np.max if name.endswith("high") else np.min if name.endswith("low") else np.mean  # NaN if any is NaN
     return p.becomes(
         *(Job(case, kind="fig1") for case in cases),
         read=lambda results: float(end([result.scores[what] for result in results])),
@@ -160,7 +160,7 @@ def _pretrained(p: _Printed) -> Cell:
 
 
 def _labels(p: _Printed) -> Cell:
-    """This table always has random weights; its case has only what the gradient depends on, and not the attack."""
+    """A cell of label inference: always random weights, and a case without the attack's settings."""
     sizes = replace(p.sizes, attack_round=None, warm=None, pretrained=None)
     job, note = inversion(p.setting, p.cell, p.spec, sizes)
     c = job.case
@@ -169,7 +169,7 @@ def _labels(p: _Printed) -> Cell:
 
 
 def _scored(p: _Printed) -> Cell:
-    """By the PSNR of an inversion, unless its table prints another score."""
+    """A cell that reads the PSNR of an inversion, or another score if its table prints that."""
     job, note = inversion(p.setting, p.cell, p.spec, p.sizes)
     distance = "cosine_distance" if p.cell["method"] == "IG" else "l2_distance"
     reads = {"table10-ssim": score_named("ssim"), "table10-lpips": _lpips, "table11-gd": score_named(distance)}

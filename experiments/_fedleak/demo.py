@@ -16,16 +16,16 @@ from jaxleak.study.rows import console
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import Case, draw_distances, draw_reconstructions, resolved
 
-#: Attacks by the name that is printed. All of them get their labels from one rule and nothing from the truth. iDLG
-#: descends by Adam, so that every attack takes one gradient per iteration; the line search of its own L-BFGS takes
-#: several, and L-BFGS does not score better.
+#: Attacks by their printed name. All infer labels by the same rule, and none sees the truth. iDLG descends by Adam
+#: here, so that every attack takes one gradient per iteration. The line search of iDLG's own L-BFGS takes several, and
+#: L-BFGS does not score better.
 ATTACKS = {
     "FedLeak": Case(attack="fedleak"),
     "iDLG": Case(attack="idlg", optimizer="adam"),
     "Inverting Gradients": Case(attack="inverting_gradients"),
     "SAPAG": Case(attack="sapag"),
 }
-#: Attacks that train a generator on public data; they are shown only where such data are named.
+#: Attacks that train a generator on public data; they run only if `--public-data` names some.
 GENERATIVE = {"GGL": Case(attack="ggl"), "ROG": Case(attack="rog")}
 LABELS = "calibrated"
 ITERATIONS = 400

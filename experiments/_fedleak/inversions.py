@@ -18,9 +18,9 @@ MODELS = {
     "three-hidden-layer network with ReLU": "mlp",
 }
 
-#: Iterations of FedLeak, and of the attacks beside it, where a table does not say (section 5.1).
+#: Iterations of FedLeak and of the other attacks where a table does not print them (section 5.1).
 PRINTED_ITERATIONS = 10_000
-#: Presets of FedLeak that a row may run, each with its description; Tables 15 to 19 change one setting of it.
+#: Presets of FedLeak that a row may run, each with its description. Tables 15 to 19 change one setting of the preset.
 PRESETS = {
     "fedleak": "our preset (relative L1 + cosine, all entries, no blend, smoothing, Adam at 0.05 with cosine decay)",
     "fedleak_paper": (
@@ -30,7 +30,7 @@ PRESETS = {
     "fedleak_upstream": "the published code's preset",
 }
 
-#: What a reader does not see in the sizes of a run, by its method, its strategy or its table.
+#: Differences from the paper that the sizes of a run do not show, by method, strategy or table.
 UNNAMED = {
     "gradinversion": "no normalisation statistics granted, no registration, noise or warm-up; four candidates",
     "inverting_gradients": "steps and variation in pixels of [0, 1]",
@@ -41,7 +41,7 @@ UNNAMED = {
     "table10-lpips": "images matched one to one for the most similar one; LPIPS on AlexNet, which is not printed",
 }
 
-#: Differences per direction in Table 17's 32x32 colour images: the factor between a sum over an image and our mean.
+#: Pixel differences per direction in a 32x32 colour image of Table 17: the ratio of a summed TV to our mean TV.
 _TV_DIFFERENCES = 32 * 31 * 3
 
 
@@ -66,7 +66,7 @@ def _weights_note(setting: dict[str, Any], cell: dict[str, Any], sizes: Sizes) -
 
 
 def inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: Sizes) -> tuple[Job, str]:
-    """The run behind a PSNR, and a note on how it differs from the printed one."""
+    """The job that gives a PSNR, and a note on how it differs from the printed settings."""
     printed_attack = setting.get("attack", {})
     batch = sizes.batch_size or cell.get("batch_size", setting.get("batch_size", 32))
     steps = cell.get("local_steps", setting.get("local_steps", 1))
@@ -113,7 +113,7 @@ def inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: S
 
 
 def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
-    """Tables 15 to 19 change one setting of FedLeak; Table 14 withholds its labels."""
+    """The case with the one setting of FedLeak that Tables 15 to 19 change; Table 14 withholds the labels."""
     if case.attack in ("fedleak", "fedleak_paper", "fedleak_upstream"):
         case = replace(case, homotopy=sizes.homotopy, exact_kinks=sizes.exact_kinks)
     scale = "l1" if case.attack == "fedleak_paper" else "relative_l1"
@@ -122,9 +122,9 @@ def _swept(case: Case, cell: dict[str, Any], sizes: Sizes) -> Case:
     if "lambda_prime" in cell:
         return replace(case, blend=float(cell["lambda_prime"]))
     if "alpha" in cell:
-        # The printed TV is a sum over the batch, as in fedleak_paper. Other presets take a mean, so that the weight is
+        # The printed TV is a sum over the batch, as in fedleak_paper. Other presets take a mean, so the weight is
         # multiplied by the number of differences. The printed activation penalty is also a sum, but the paper does not
-        # say over how many layers: in presets other than fedleak_paper it stays a mean.
+        # say over how many layers, so presets other than fedleak_paper keep a mean.
         summed = case.attack == "fedleak_paper"
         return replace(case, tv=float(cell["alpha"]) * (1 if summed else _TV_DIFFERENCES * case.batch_size))
     if "beta" in cell:

@@ -1,4 +1,4 @@
-"""What the tables of FedLeak are made of: jobs that run, and what may replace a printed setting."""
+"""The jobs behind FedLeak's tables, and the replacements for printed settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxleak import models
 from jaxleak.study.updates import Inversion, Training
 
-#: Data specifications of the paper's data sets that are built in.
+#: Data specifications by printed name, for those of the paper's data sets that are built in.
 DATASETS = {
     "MNIST": "mnist",
     "CIFAR-10": "cifar10",
@@ -19,10 +19,10 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Job(Inversion):
-    """One thing to run with one seed: an inversion, or a measurement that explains one."""
+    """A unit of work that runs once per seed: an inversion, or a measurement that explains one."""
 
     kind: Literal["invert", "labels", "fig1", "path", "fig9", "fig10", "parameters"] = "invert"
-    drawn_classes: int | None = None  # classes that kind "labels" draws among; None: the data's own labels
+    drawn_classes: int | None = None  # classes from which kind "labels" draws labels; None: the data's own labels
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Replacements:
 
 @dataclass(frozen=True)
 class Sizes(Replacements):
-    """What replaces the printed settings; a cell's note names every replacement that changes it."""
+    """All replacements for printed settings; a cell's note names those that change the cell."""
 
     fedleak: str = "fedleak"  # preset that stands for FedLeak
     labels: str = "calibrated"  # label rule of every attack
     pools: Mapping[str, int] = field(default_factory=dict)  # size of the clients' pool by data specification
-    warm: Training | None = None  # training in place of ImageNet weights; None draws random ones
+    warm: Training | None = None  # training in place of ImageNet weights; None: random weights
     pretrained: Any = None  # safetensors file of pretrained weights
     attack_round: Training | None = None  # FedAvg training before the attacked round
     specs: Mapping[str, str] = field(default_factory=lambda: DATASETS)
-    lacking: Mapping[str, str] = field(default_factory=dict)  # tables that nothing is run for, with the reason
+    lacking: Mapping[str, str] = field(default_factory=dict)  # tables that cannot run, with the reason

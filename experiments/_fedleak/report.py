@@ -1,4 +1,4 @@
-"""What is printed and drawn of FedLeak's tables; nothing here computes an attack."""
+"""Print and draw the results of FedLeak's tables; nothing here runs an attack."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from jaxleak.study.runner import Result, Runner
 from jaxleak.study.updates import draw_distances, draw_reconstructions
 from jaxleak.study.updates.diagnostics import STRENGTHS
 
-#: Tables that sweep one setting, so that a trend can be judged.
+#: Tables that sweep one setting and therefore show a trend.
 SWEEPS = ("table9", "table15", "table16", "table17", "table18", "table19")
 
 #: Captions of the figures, by patterns of their names.
@@ -30,7 +30,7 @@ CAPTIONS = {
 }
 
 
-#: Labels in the legend of Figure 10, by the point at which the second gradient is taken.
+#: Labels in the legend of Figure 10, by the choice of the point for the second gradient.
 _BLENDED = {"step": "with the next point's gradient", "ascent": "with the gradient uphill"}
 #: Columns beside a cell's number: heading to the function that gives the text.
 BESIDE = {
@@ -43,7 +43,7 @@ BESIDE = {
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Paper, ours and difference; what was not run and why; and whether the paper's trends hold."""
+    """Print paper, ours and difference; the cells that did not run and why; and whether the paper's trends hold."""
     show_cells(rows, BESIDE)
     print_grouped("as run", [(row["note"], row["id"]) for row in rows if row.get("note")])
     for name in SWEEPS:
@@ -52,7 +52,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def trend(rows: Sequence[dict[str, Any]]) -> str:
-    """The paper's best cell against ours, with the margin over the seeds, and how alike the two orders are."""
+    """Compare the paper's best cell with ours: the margin in dB per seed, and Kendall's tau between the two orders."""
     if len(rows) < 3:
         return ""
     printed, ours = (max(rows, key=lambda row: row[name]) for name in ("paper", "ours"))
@@ -65,10 +65,10 @@ def trend(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def label_rules(runner: Runner) -> dict[str, dict[str, dict[str, Any]]]:
-    """What every label rule found, by data and batch size: percent with repeats counted, mean and spread over seeds.
+    """Labels that every rule found, by data and batch size: percent with repeats counted, mean and spread over seeds.
 
-    A rule that does not take a batch of this size is left out. "distinct" is the most that a rule can find which
-    takes every label once.
+    A rule that does not accept the batch size is left out. "distinct" is the most that a rule can find if it
+    returns every label only once.
     """
     compared: dict[Job, list[Mapping[str, float]]] = {}
     for (job, _), result in runner.memory.items():
@@ -87,7 +87,7 @@ def label_rules(runner: Runner) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def show_label_rules(found: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """All label rules side by side, where any were compared."""
+    """Print all label rules side by side, if any were compared."""
     rows = [(name, batch, rules) for name, batches in found.items() for batch, rules in batches.items()]
     if not rows:
         return
@@ -100,7 +100,7 @@ def show_label_rules(found: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
-    """Contact sheets of runs that attacked the same images, their distance curves, and gradient distance by noise."""
+    """Draw contact sheets and distance curves of runs on the same images, and the gradient distance by noise."""
     groups: dict[bytes, list[tuple[Job, Result]]] = {}
     for (job, of_seed), result in runner.memory.items():
         if of_seed == seed and "truth" in result.arrays:
@@ -151,7 +151,7 @@ def draw(folder: RunFolder, runner: Runner, seed: int) -> None:
 
 
 def describe(job: Job, others: Sequence[Job]) -> str:
-    """The attack, and every option by which it differs from another run on the same images."""
+    """The name of the attack, and every option in which it differs from another run on the same images."""
     mine = vars(job.case) | {"training": job.training}
     differing = [
         f"{name}={mine[name]}"

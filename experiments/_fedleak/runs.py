@@ -1,4 +1,4 @@
-"""The jobs behind FedLeak's tables: what they depend on, what they cost, and how they are run."""
+"""Run the jobs behind FedLeak's tables, estimate their cost, and name the data that they depend on."""
 
 import functools
 import operator
@@ -16,7 +16,7 @@ from jaxleak.study.updates import (
     sources_of_update,
 )
 
-#: Number of batches over which label rules are compared.
+#: Number of batches for the comparison of label rules.
 LABEL_BATCHES = 10
 
 
@@ -24,7 +24,7 @@ class UpdateJobs(Inversions[Job]):
     """The jobs of FedLeak's tables: inversions, and measurements that explain them."""
 
     def sources(self, job: Job, seed: int) -> Arrays:
-        """Arrays that the result comes from."""
+        """Arrays of data that the result depends on."""
         case = job.case
         if job.kind == "parameters":
             return drawn(case.data, 1, 0)
@@ -40,7 +40,7 @@ class UpdateJobs(Inversions[Job]):
         return super().sources(job, seed)
 
     def require(self, job: Job, seed: int) -> None:
-        """Refuse an inversion whose parts do not go together, or for which this machine has too little memory."""
+        """Refuse an inversion if its settings contradict each other or if this machine has too little memory."""
         if job.kind == "invert":
             super().require(job, seed)
 
@@ -59,7 +59,7 @@ class UpdateJobs(Inversions[Job]):
         return one._replace(each=attacks * one.each)
 
     def run(self, job: Job, seed: int) -> Result:
-        """An inversion leaves what `Inversions` says, `path` and `fig10` leave a path, and all others scores."""
+        """Run a job: inversions give the result of `Inversions`, `path` and `fig10` also a path, all others scores."""
         if job.kind == "invert":
             return super().run(job, seed)
         if job.kind == "path":

@@ -1,4 +1,4 @@
-"""Cells beside the printed ones: figures that print no numbers, and label rules on more data."""
+"""Cells that the paper does not print: figures without numbers, and label rules on more data."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from jaxleak.study.updates.diagnostics import settled_after
 
 
 def paths(sizes: Sizes) -> Iterator[Cell]:
-    """Fig. 1c and d have no printed numbers: 2mu/L along the paths of an old attack and of FedLeak's ingredients."""
+    """Cells of Fig. 1c and d, without printed numbers: 2mu/L on the paths of old attacks and FedLeak's ingredients."""
     common = Case(
         attack="fedleak", exact_kinks=True, model=sizes.model or "mlp", iterations=sizes.iterations or 1000,
         data=sizes.specs["CIFAR-10"], pool=100, labels=sizes.labels,
@@ -31,7 +31,7 @@ def paths(sizes: Sizes) -> Iterator[Cell]:
 
 
 def convergence(sizes: Sizes) -> Iterator[Cell]:
-    """Fig. 6 has no printed numbers: the curve is drawn, and the cell says when it has nearly ended."""
+    """The cell of Fig. 6, without printed numbers: the iterations after which the drawn curve has nearly settled."""
     setting = _paper.tables("fedleak")["text-convergence"]["setting"]
     base = Cell("fig6/fedleak", None, "iterations")
     spec, note = data_of(setting["dataset"], setting["dataset"], sizes)
@@ -45,7 +45,7 @@ def convergence(sizes: Sizes) -> Iterator[Cell]:
 
 
 def parabolas(_: Sizes) -> Iterator[Cell]:
-    """Fig. 10: what is left of x = 0.5 after 20 steps on x^2, without the regularization and with both readings."""
+    """Cells of Fig. 10: |x| after 20 steps on x^2 from x = 0.5, without the regularization and with both readings."""
     plain = Case(iterations=20)
     variants = {
         "plain": plain,
@@ -59,9 +59,9 @@ def parabolas(_: Sizes) -> Iterator[Cell]:
 
 
 def label_rules(sizes: Sizes) -> Iterator[Cell]:
-    """Label inference on data with more samples than the ImageNet sample has; the report shows all rules."""
+    """Cells of label inference on data with more samples than the ImageNet sample; the report shows all rules."""
     model = sizes.model or "resnet10"
-    # No data set at hand has 1,000 classes and batches with repeated labels, so that labels are drawn.
+    # No available data set has 1,000 classes and batches with repeated labels, so the labels are drawn.
     for name, drawn in (("CIFAR-10", None), ("CIFAR-100", None), ("CIFAR-100", 1000)):
         if name not in sizes.specs:
             continue

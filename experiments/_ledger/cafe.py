@@ -24,32 +24,32 @@ POOL = "a pool of one gradient for 1,000"
 GRANTED = "the server is granted the statistics of every batch"
 
 PRINTED = Options(solver="paper", iterations=8000)
-#: What every descent takes from elsewhere, since the paper does not print it; the optimisers are those of the attack.
+#: Settings that the paper does not print and that every descent takes from elsewhere; the optimisers are ours.
 UNPRINTED = "not printed: optimisers (ours), starts and widths (the authors' code)"
 UNPRINTED_TRAINING = "not printed: starts and widths (the authors' code)"
-#: The ICLR submission prints its optimizer, the widths of its horizontal model, and 800 epochs but for two tables.
+#: Not printed in the ICLR submission, which prints its optimizer, a horizontal model's widths, and mostly 800 epochs.
 UNPRINTED_ICLR = f"not printed: step length ({STEP_LENGTH:g}), weights of the loss, starts, a vertical model's widths"
 FROZEN = "the weights stay as they are, which Algorithm 1 trains meanwhile"
 ITERATIONS_OPEN = "iterations not printed: as in Table 4 at a batch ratio of 0.1"
 OPEN = ("iclr-table2b", "iclr-table3b")
 ALL_STEPS = "every iteration makes all three steps"
-#: The printed first loss of Table 11, 2.77 = ln 16, is that of 16 classes at an even start.
+#: Table 11's printed first loss, 2.77 = ln 16, is the loss of a uniform prediction over 16 classes.
 TABLE11 = "data not printed: CIFAR-10, whose 10 classes give a first loss near 2.30, where 2.77 is printed"
-#: A descent of Table 10 that gives a row of it in one run.
+#: Difference of the descent that gives a whole row of Table 10 in one run.
 WHOLE_STEPS = "Steps I and II of full length at every T, which the paper cuts at T as well"
-#: The reduced problem: a tenth of the private samples, in batches of a tenth of the size, of one sample at least.
+#: The reduced problem: a tenth of the private samples, in batches of a tenth of the size but at least one sample.
 SHARE, ROUNDS, RATE = 10, 200, 0.05
-#: The reduced problem of the submission makes one update in so many, and each as many times as long: a normalised step
-#: has a length, so that fewer of the same length would reach the data from no start.
+#: Factor by which the submission's reduced problem makes fewer but longer updates. A normalised step has a fixed
+#: length, so fewer steps of the printed length could not reach the data from any start.
 FEWER = 16
-#: Tables of iteration counts, or of curves over thousands of iterations: the reduced problem runs all iterations.
+#: Tables of iteration counts, or of curves over thousands of iterations. Their reduced problem runs all iterations.
 WHOLE_RUNS = ("table5", "table8-psnr", "table10")
-#: Tables whose reduced problem still takes ten minutes or more; a variant of them has a quarter of the channels.
+#: Tables with a reduced problem of ten minutes or more. They get a further variant with a quarter of the channels.
 NARROW = ("table4", "table5", "table10", "iclr-table1a")
 OURS = Options(solver="exact", images=8)
 CHANNEL_PEAK = "PSNR by the formula of the ICLR submission, with every channel's own peak"
 PEAK_ONE = "PSNR with a peak of 1"
-#: Options of fake gradients: an attacker who knows of them solves one system per feature, 21 GB for 800 samples.
+#: Options for fake gradients. An attacker who knows of them solves one system per feature: 21 GB for 800 samples.
 FAKE = Options(solver="exact", images=4, num_samples=200)
 
 _SURVEY = "a survey of the cited papers, whose numbers are not measured in this one"
@@ -69,7 +69,7 @@ class CafeStudy:
         yield from self._all
 
     def impossible(self) -> Mapping[str, str]:
-        """Cells that no run can give."""
+        """Cells that no run can give, each with the reason."""
         covered = {measurement.cell for measurement in self.measurements()}
         left = [cell["id"] for table in self.printed.values() for cell in table["cell"] if cell["id"] not in covered]
         return dict.fromkeys(left, _SURVEY)
@@ -82,7 +82,7 @@ class CafeStudy:
 
 
 def _of_table(table: str) -> Iterator[Measurement]:
-    """Every variant of the cells of a table, with a second reading of PSNR where the run gives it."""
+    """Every variant of the cells of a table, with PSNR by both formulas where the run gives both."""
     ours = FAKE if table == "fake-gradients" else OURS
     measured = []
     for cell in cells((table,), PRINTED):
@@ -99,7 +99,7 @@ def _of_table(table: str) -> Iterator[Measurement]:
 
 
 def _by_both_formulas(measurement: Measurement, table: str) -> Iterator[Measurement]:
-    """PSNR by the formula that the paper prints, or with a peak of 1 where it prints none, and by the other one."""
+    """A measurement of PSNR by the paper's formula (a peak of 1 if it prints none), and one by the other formula."""
     by_channel = replace(measurement, read=score_named("psnr_channel_peak"))
     plain, other, reading, note = measurement, by_channel, "channel-peak", CHANNEL_PEAK
     if table.startswith("iclr-"):
@@ -119,7 +119,7 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
         "the model is trained by SGD (not printed)" * cell.id.startswith("table7/"),
         "one image for the mean of 50" * cell.id.startswith("iclr-table1a/dlg/"),
     )
-    if faked and variant == "printed":  # all sizes but the pool are printed
+    if faked and variant == "printed":  # all sizes except the pool are as printed
         variant, name = "reduced", f"{name}-{setting.num_samples}"
     table11 = cell.id.startswith("table11/")
     differs = joined(differs, *unprinted, TABLE11 * table11, GRANTED * (setting.method == "bn"))
@@ -128,7 +128,7 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
         if variant != "ours":
             variant = "stand-in"
     if setting.dataset == "linnaeus5" and setting.kind == "exact":
-        setting = replace(setting, dataset="cifar10")  # no hyper-parameter depends on the data set: one run serves both
+        setting = replace(setting, dataset="cifar10")  # no hyper-parameter depends on the data set: one run for both
     return Measurement(identifier, variant, differs, (setting,), cell.read, (SPECS[setting.dataset],), name)
 
 
@@ -146,7 +146,7 @@ def _as_printed(cell: Cell) -> Measurement:
 
 
 def _readings(cell: Cell) -> Iterator[Measurement]:
-    """Table 2's CAFE by the optimisers of the authors' code, and with the H that Step II had at its best."""
+    """Table 2's CAFE with the optimisers of the authors' code, and with the best H that Step II reached."""
     setting = setting_of(cell)
     if cell.id in ("table2/cafe/mnist", "table2/cafe/cifar10"):
         authors = _measurement(cell, "printed", f"not printed: {STEPS['authors']}", replace(setting, steps="authors"))
@@ -156,14 +156,14 @@ def _readings(cell: Cell) -> Iterator[Measurement]:
 
 
 def _reduced(cell: Cell) -> Measurement | None:
-    """The same cell on the reduced problem; None where a full run of it takes half an hour or more."""
+    """The same cell on the reduced problem, or None if the full run of that problem takes half an hour or more."""
     setting, table = setting_of(cell), cell.id.partition("/")[0]
     if table == "iclr-table1a":
         return None
     small, sizes = _smaller(setting)
     if table.startswith("iclr-"):
         return _fewer_updates(cell, small, sizes)
-    if table in WHOLE_RUNS:  # Table 10 reads PSNR after epochs, which have as many rounds here as printed
+    if table in WHOLE_RUNS:  # Table 10 counts epochs, with as many rounds here as printed
         return _measurement(cell, "reduced", sizes, small)
     if setting.kind == "training":
         small = replace(small, network="cafe-small")
@@ -194,7 +194,7 @@ def _updates(setting: Setting) -> float:
 
 
 def _smaller(setting: Setting) -> tuple[Setting, str]:
-    """A tenth of the samples in batches of a tenth, and how that differs; every worker's share of a batch is whole."""
+    """A tenth of the samples in batches of a tenth of the size, a multiple of the workers, and a note on both."""
     workers, samples = max(1, setting.workers), setting.num_samples // SHARE
     batch = workers * max(1, setting.batch_size // SHARE // workers)
     samples = max(samples, batch)
@@ -203,7 +203,7 @@ def _smaller(setting: Setting) -> tuple[Setting, str]:
 
 
 def _whole_steps(cell: Cell, small: Measurement) -> Measurement | None:
-    """A reduced problem of Table 10 by one descent for all its numbers of epochs."""
+    """A reduced problem of Table 10, with one descent that gives a row's numbers for all numbers of epochs."""
     if not setting_of(cell).steps_at:
         return None
     (setting,) = small.jobs
@@ -213,9 +213,9 @@ def _whole_steps(cell: Cell, small: Measurement) -> Measurement | None:
 
 
 def _narrow(cell: Cell) -> Measurement | None:
-    """The reduced problem through a quarter of the channels and with at most `CAP` iterations of Step III.
+    """The reduced problem with a quarter of the channels and at most `CAP` iterations of Step III.
 
-    CIFAR-10 stands for Linnaeus 5 with its own caps, so that one run serves both.
+    CIFAR-10 replaces Linnaeus 5 and keeps its own caps, so one run serves both.
     """
     setting, table = setting_of(cell), cell.id.partition("/")[0]
     if table not in NARROW:

@@ -10,7 +10,7 @@ from jaxleak.study.rounds.runs import Setting
 
 
 def neurips(tables: Sequence[Measurement]) -> list[Measurement]:
-    """Claims about Tables 2, 3 and 8, faces, and the largest problem."""
+    """Measurements for the NeurIPS paper's claims about Tables 2, 3 and 8, faces, and the largest problem."""
     found = []
     at_hand = ("cifar10", "mnist")
     found += claims(tables, "text-claims/cafe-always", [f"table2/cafe/{name}" for name in at_hand], min)
@@ -35,7 +35,7 @@ def neurips(tables: Sequence[Measurement]) -> list[Measurement]:
 
 
 def iclr(tables: Sequence[Measurement]) -> list[Measurement]:
-    """Claims about Tables 1 to 4, the largest problem, and the epoch at which 35 dB are reached."""
+    """Measurements for the ICLR submission's claims on Tables 1 to 4, the largest problem, and the epoch of 35 dB."""
     found = []
     known = ("cifar10", "cifar100")
     found += claims(tables, "text-claims/hfl-final", [f"table1b/cafe/{name}" for name in known], min)

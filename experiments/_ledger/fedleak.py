@@ -20,34 +20,34 @@ from jaxleak.study.runner import ByType, runner_in
 from jaxleak.study.sources import samples_in, unavailable
 from jaxleak.study.updates import Case, Training, Utilities, Utility
 
-#: Data in place of SVHN, which is not available, and the note that says so.
+#: Data in place of SVHN, since SVHN is not available, and the note on it.
 SVHN = ("cifar10", "CIFAR-10 for SVHN")
 #: The lung classes of Lung-Colon Cancer at the printed size and at that of the reduced problem, each with its note.
 LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
 SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
-#: Part of a cell's note by which it says that other weights stand for those of ImageNet.
+#: Part of a cell's note if other weights replace those of ImageNet.
 NO_WEIGHTS = "weights for pretrained"
-#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1. So do reduced runs of 100 iterations and more, whose
-#: rate decays by a cosine: 100 x 0.02 / 2 = 1.
+#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1. Reduced runs of 100 iterations or more, with a rate
+#: that decays by a cosine, can move it as far: 100 x 0.02 / 2 = 1.
 REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
 OUR_ITERATIONS = 200
-#: Tables that compare models: the reduced problem keeps these models and makes them narrower.
+#: Tables that compare models. Their reduced problem keeps the models but makes them narrower.
 _COMPARE_MODELS = ("table8", "text-capacity-gain")
 _WIDTH = 16
-#: Tables whose printed model is small already.
+#: Tables with a printed model that is already small.
 _SMALL_MODELS, SMALL_MODEL_ITERATIONS = ("table11", "fig1"), 1000
 #: Largest number of samples that the clients draw from.
 _POOL = 512
-#: A second, smaller reduction of tables that compare models, as a step of the deep models takes seconds.
+#: A further reduction for tables that compare models, since a step of the deep models takes seconds.
 _NARROW_WIDTH, _NARROW_ITERATIONS = 8, 25
 #: Training that replaces pretrained weights where a table compares them with random ones.
 WARM = Training(rounds=100, clients=20, clients_per_round=5)
-#: Side in pixels to which the reduced problem shrinks images of 224 pixels, and the data where images are too few.
+#: Side in pixels of shrunk images of 224 pixels in the reduced problem, and the data that replace too small data sets.
 SMALL_SIDE = 32
 TOO_FEW = "cifar100"
 _IMAGENET_CLASSES = 1000
-#: Tables of clients with unlike data, for which the 498 images of three lung classes are too few. Four clients share
-#: 1,000 images of CIFAR-10 instead, whose other images may be public. Feature skew makes five groups of clients.
+#: Tables of clients with unlike data. The 498 images of three lung classes are too few, so four clients share 1,000
+#: images of CIFAR-10 instead, and its other images may be public. Feature skew makes five groups of clients.
 _UNLIKE_CLIENTS, UNLIKE_FEDERATION, UNLIKE_POOL = ("table5", "table6"), 4, 1000
 _FEATURE_GROUPS = 5
 UNLIKE_DATA = ("cifar10", "CIFAR-10 for Lung-Colon Cancer")
@@ -69,7 +69,7 @@ class FedLeakStudy:
         yield from self._all
 
     def impossible(self) -> Mapping[str, str]:
-        """Cells that no run can give."""
+        """Cells that no run can give, each with the reason."""
         return self._reasons
 
     @cached_property
@@ -79,7 +79,7 @@ class FedLeakStudy:
             for variant, name, sizes in _sizes(table):
                 for cell in cells(table, sizes):
                     if cell.paper is not None and not cell.reason:
-                        # A cell that no size changes is measured once, in its most faithful variant.
+                        # A cell that is equal at all sizes is measured once, in its most faithful variant.
                         same = {(m.cell, m.jobs) for m in found}
                         found += [m for m in self._of_cell(variant, name, cell) if (m.cell, m.jobs) not in same]
         return found
@@ -107,7 +107,7 @@ class FedLeakStudy:
         if variant == "ours" and not method.startswith("FedLeak"):
             return
         if variant != "printed" and self.printed[cell.id].get("strategy") == "cosine annealing":
-            return  # the schedule restarts every 1,000 iterations, and the reduced run has no more
+            return  # this schedule restarts every 1,000 iterations, but reduced runs are not longer
         jobs = tuple(_with_enough_clients(_without_public_half(job)) for job in cell.jobs)
         printed = {job.case.data for job in jobs}
         jobs = tuple(_with_enough_images(job) if variant != "printed" or job.kind == "labels" else job for job in jobs)
@@ -135,7 +135,7 @@ class FedLeakStudy:
         if variant != "ours" and any(note in differs for note in stand_ins):
             name = joined("reduced" * (variant == "reduced"), name, by="-")
             variant = "stand-in"
-        elif UNNAMED["gradinversion"] in differs:  # no size makes it the printed one
+        elif UNNAMED["gradinversion"] in differs:  # differs from the printed attack at every size
             variant, name = "reduced", name if variant == "printed" else joined(name, "shorter", by="-")
         yield Measurement(
             cell.id, variant, differs, jobs, cell.read, tuple(sorted({job.case.data for job in jobs})),
@@ -144,7 +144,7 @@ class FedLeakStudy:
 
 
 def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
-    """The printed sizes, and the reduced ones for the paper's algorithm and for ours, as (variant, its name, sizes)."""
+    """Printed sizes, and reduced ones for the paper's algorithm and for ours, as (variant, measurement name, sizes)."""
     printed = Sizes(
         fedleak="fedleak_paper", labels="fedleak", public_data="held_out",
         specs={**DATASETS, "SVHN": SVHN[0], "Lung-Colon Cancer": LUNG[0]},
@@ -170,7 +170,7 @@ def _sizes(table: str) -> Iterator[tuple[Variant, str, Sizes]]:
         made = [("reduced", "", printed)]
     elif table in _COMPARE_MODELS:
         made.append(("reduced", "narrow", replace(reduced, width=_NARROW_WIDTH, iterations=_NARROW_ITERATIONS)))
-    elif table == "table3":  # either the network or the number of iterations is as printed
+    elif table == "table3":  # either the network or the number of iterations is reduced
         made.append(("reduced", "network", replace(printed, model="convnet")))
         made.append(("reduced", "iterations", replace(printed, iterations=SMALL_MODEL_ITERATIONS)))
     for variant, name, sizes in made:
@@ -190,7 +190,7 @@ def _pools(sizes: Sizes, most: int) -> dict[str, int]:
 
 
 def _without_public_half(job: Job) -> Job:
-    """The same job where the client draws from all the data, unless the attack trains on the public half."""
+    """The same job with a client that draws from all the data, unless the attack trains on the public half."""
     if unavailable(job.case.data):  # missing data are reported when the job is run, not before
         return job
     if job.kind != "invert" or job.case.attack in presets.GENERATIVE or _few_clients(job) or job.training is not None:
@@ -199,12 +199,12 @@ def _without_public_half(job: Job) -> Job:
 
 
 def _with_enough_images(job: Job) -> Job:
-    """The same job on `TOO_FEW` where its own data have fewer images than the batch and the public half need."""
+    """The same job on the data `TOO_FEW` if its own data have too few images for the batch and the public half."""
     if job.kind not in ("invert", "labels") or unavailable(job.case.data):
         return job
     if job.case.images <= _there(job) or unavailable(TOO_FEW):
         return job
-    # How many labels repeat in a batch, and so are missed, depends on the number of classes.
+    # The number of repeated labels in a batch, which rules may miss, depends on the number of classes.
     drawn = _IMAGENET_CLASSES if job.kind == "labels" else None
     case = replace(job.case, data=TOO_FEW, pool=min(_POOL, samples_in(TOO_FEW) // 2))
     return replace(job, case=case, drawn_classes=drawn)

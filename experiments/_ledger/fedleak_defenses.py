@@ -1,4 +1,4 @@
-"""The cells of FedLeak's Figure 4: what a defense costs in accuracy, and what leaks through it."""
+"""Measurements for the cells of FedLeak's Figure 4: a defense's cost in accuracy, and the leak that remains."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from jaxleak.study.ledger import Measurement
 from jaxleak.study.updates import Case, Federation, utility_of
 
 DATA = "lc25000_lung32"
-#: The rate and the rounds are those of four that were tried at which the undefended network learns its training images.
+#: Federation of all cells. Of four tried pairs of rate and rounds, this one fits the undefended network to its images.
 FEDERATION = Federation(clients=8, samples=240, test_samples=100, learning_rate=0.05, rounds=1000)
 _SETTING = (
     f"{DATA}, the three lung classes of Lung-Colon Cancer at 32 pixels; convnet for resnet10; B 4 for B 16; "

@@ -1,4 +1,4 @@
-"""The papers whose ledgers are kept here: their files, which way their numbers are better, and what makes an entry."""
+"""The papers with ledgers in this repository: their files, which direction of a number is better, and commands."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ TITLES = {
     "vflrecon": "VFLRecon and VFLDefender",
 }
 
-#: Which way numbers are better, by names of tables and cells. These names differ between papers: one rule serves all.
+#: Direction in which numbers are better, by names of tables and cells. The names here differ between papers.
 DIRECTIONS = Directions(
     lower=(
         "text-claims/others-below", "table10-lpips", "table4-participants-feature", "table4-partition-feature",
@@ -29,15 +29,15 @@ DIRECTIONS = Directions(
         "table5-feature", "table6-feature", "text-defender-intro-feature",
     ),
     lower_units=("iterations", "iterations/image", "epoch"),
-    # Nothing is better than the printed number of losses, the task's accuracy, correlations, and attacks that fail.
+    # Neither direction is better for losses, the task's accuracy, correlations, and attacks that fail.
     equal=(
         "table11-gd", "table11-psnr", "text-fig1-distance", "text-fig1-element", "table8-loss", "table8-accuracy",
         "table11", "text-pearson", "text-overdetermination", "text-fig4-accuracy", "text-combined-defence", "text-fig6",
         "text-fig7-drop", "table5-utility", "table6-utility", "text-defender-gain", "text-defence-utility",
         "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
     ),
-    # In cells with a defense, of an attack that the paper compares its own with, or of its own without what makes it
-    # work, neither direction is better.
+    # Neither direction is better in cells with a defense, cells of other attacks for comparison, and cells of the
+    # paper's attack without an essential part.
     equal_parts=(
         "/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after",
         "/baseline", "/dlg/", "/idlg/", "/cosine/", "/sapag/", "/bn/", "/gc/", "/ig/", "/gi/", "/bayes/", "/ggl/",
@@ -52,19 +52,19 @@ def ledger_of(paper: str, folder: Path = FOLDER) -> Ledger:
 
 
 def command(paper: str, measurement: Measurement, seeds: Sequence[int]) -> str:
-    """The command that makes an entry again."""
+    """The command that repeats the measurement behind an entry."""
     words = f"python -m experiments.reproduce --paper {paper} --cell {measurement.cell} --variant {measurement.variant}"
     return f"{words} --seeds {' '.join(map(str, seeds))} --record"
 
 
 def commit() -> str:
-    """The commit that runs; tables that a run has written, of the ledger or of benchmarks, make no other commit."""
+    """The commit of the running code; written tables of the ledger or of benchmarks do not count as changes."""
     written = ("experiments/ledger", "docs/reproduction", "benchmarks/*.json", "benchmarks/README.md")
     return ledger.commit_of(ROOT, but_for=written)
 
 
 def where(paper: str, table: str) -> str:
-    """Where a paper has a table, in short: `Table 14` of `Table 14 (Appendix F)`."""
+    """Short place of a table in its paper, as `Table 14` for `Table 14 (Appendix F)`."""
     return str(_paper.tables(PAPERS[paper])[table]["where"]).partition(" (")[0]
 
 
@@ -76,6 +76,6 @@ def sheet_title(paper: str, table: str) -> str:
 def in_sheets(entry: Entry) -> bool:
     """Whether a sheet shows an entry's images.
 
-    A second reading of PSNR would show the same ones again, and a gain is between two runs.
+    A second reading of PSNR would show the same images again, and a gain compares two runs.
     """
     return not entry.name.endswith("channel-peak") and "-gain" not in entry.table

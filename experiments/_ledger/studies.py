@@ -9,7 +9,7 @@ from jaxleak.study.ledger import Study
 
 
 def study_of(paper: str, folder: Path) -> Study:
-    """The study of a paper, which keeps its finished runs in `folder`."""
+    """Make the study of a paper; the study keeps its finished runs in `folder`."""
     _validate.one_of(PAPERS, paper=paper)
     folder.mkdir(parents=True, exist_ok=True)
     if paper == "fedleak":

@@ -20,16 +20,16 @@ from jaxleak.study.parties import PLAIN_RATES, Runs, SplitCase, SplitJob, SplitJ
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
 
-#: Tables and figures with runs of their own; cells of the paper's text read the runs of these.
+#: Tables and figures with runs of their own. Cells of the paper's text read the same runs.
 _TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
 
-#: Data sets that are available here, among the six that the paper averages over.
+#: Available data sets among the six over which the paper averages.
 AVERAGED = ("sensorless", "criteo", "avazu", "cifar10")
 FEWER = (
     "other numbers of records than printed (at most 2000 attacked ones, so that the attacked run has fewer steps than "
     "the paper's; at most 1000 shadow records, a third of small data sets)"
 )
-#: What the paper's text has otherwise in some of its tables and figures.
+#: Differences from the paper in some of its tables and figures.
 FIGURE3 = "Figure 3 of the paper has 100 shadow records"
 TABLE3 = "the features are halved, where the paper tailors its attack to the parties of Li et al."
 BALANCED = "as many samples of both classes, and scaling by quantiles, which the paper does not print for Criteo"
@@ -46,7 +46,7 @@ THREE_ITEMS = (
     "a record without the parameters of the bottom model before and after the step, which the paper's six items hold; "
     "a scale for each entry of a record"
 )
-#: What most cells vary. Records that are not the paper's had a scale for every entry when they were recorded.
+#: Case that most cells vary. Records that differ from the paper's have a scale for every entry, as first recorded.
 BASE = SplitCase("sensorless", scales="entry", missing="zero")
 #: How the six items are standardised: the end of a measurement's name, and what differs.
 SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
@@ -55,13 +55,13 @@ SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
 }
 ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
 
-#: Factor in time for a record of six items where the bottom model has hundreds of inputs; a rough guess.
+#: Roughly guessed slowdown by a record of six items if the bottom model has hundreds of inputs.
 _WIDE = 10.0
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A measurement before it is known which other scores its cases have to be run for."""
+    """A measurement before the runs of its cases are known, since other measurements need scores of the same cases."""
 
     cell: str
     variant: Variant
@@ -92,7 +92,7 @@ class VflReconStudy:
             )  # fmt: skip
 
     def impossible(self) -> Mapping[str, str]:
-        """Cells that no run can give."""
+        """Cells that no run can give, each with the reason."""
         covered = {draft.cell for draft in self._drafts}
         reasons = {}
         for table in _paper.tables("vflrecon").values():
@@ -114,7 +114,7 @@ class VflReconStudy:
 
 
 def _told(draft: _Draft) -> str:
-    """What differs from the print, with what that table and that case have otherwise."""
+    """All differences from the printed settings: those of the draft, of its table and of its cases."""
     cases = [case for case, _ in draft.metrics]
     others = {case.optimizer for case in cases} - {"adam"}
     notes = [
@@ -152,7 +152,7 @@ def _of_tables() -> Iterator[_Draft]:
 
 
 def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str = "") -> Iterator[_Draft]:
-    """A cell with the paper's record, with ours, and without a shadow run; on ciphertexts where the paper has them."""
+    """Variants of a cell: the paper's record, ours, and no shadow run; on ciphertexts if the paper encrypts."""
     ours = "adaptive" in name or name in ("tuned", "validated")
     notes = [FEWER, *filter(None, [note])]
     if not metric.startswith((f"{LABEL}_shared", f"{FEATURE}_shared", "correlation_reconstructed")):
@@ -175,7 +175,7 @@ def _variants(cell: str, case: SplitCase, metric: str, name: str = "", note: str
 
 
 def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, ours: bool) -> Iterator[_Draft]:
-    # Where validation chooses the fields of a record, there is no variant with the paper's six items.
+    # If validation chooses the fields of a record, there is no variant with the paper's six items.
     if case.select == "fixed":
         named = joined(name, "six-items" if ours else "", by="-")
         yield from _six_items(cell, "ours" if ours else "reduced", (case,), metric, _first, notes, named)
@@ -192,7 +192,7 @@ def _six_items(
     notes: str,
     name: str = "",
 ) -> Iterator[_Draft]:
-    """A number by the paper's record: as its attacker has it, without ciphertexts, and from a start that is known."""
+    """A number with the paper's record, for each start of the shadow run and each scaling that the cell allows."""
     for start, (known, what) in STARTS.items():
         for scales, (suffix, how) in SCALES.items():
             granted = start == "shared"
@@ -219,7 +219,7 @@ def _of_text() -> Iterator[_Draft]:
     yield from _variants("text-defender-intro-feature/after", defended, feature)
     yield from _both("text-defender-gain/label", (sensorless, defended), label, lambda v: v[0] - v[1])
     lost = lambda v: -v[0]  # noqa: E731
-    for variance in (0.001, 0.01, 0.1):  # one training gives the change that is printed for both tasks
+    for variance in (0.001, 0.01, 0.1):  # one training gives the printed change for both tasks
         noise = replace(sensorless, defense="noise", strength=variance)
         cell = f"table5-utility/feature/noise{variance:g}"
         yield _Draft(cell, "reduced", FEWER, (Scored(noise, "task_accuracy_change"),), _first)
@@ -264,7 +264,7 @@ def _both(
     *,
     stand_in: bool = False,
 ) -> Iterator[_Draft]:
-    """A number of several cases, with the paper's record and with ours."""
+    """A number that combines several cases, with the paper's record and with ours."""
     notes = f"{FEWER}{note}"
     yield from _six_items(cell, "stand-in" if stand_in else "reduced", cases, metric, combine, notes)
     said = f"{notes}; {THREE_ITEMS}; {STARTS['shared'][1]}"

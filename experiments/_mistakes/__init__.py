@@ -1,1 +1,1 @@
-"""The study of mistaken inputs: its options, the mistakes, and what becomes of them."""
+"""The study of mistaken inputs: its options, its clients, and the outcomes of the mistakes."""

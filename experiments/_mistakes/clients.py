@@ -9,16 +9,16 @@ from jaxleak._base import BatchNormMode
 from jaxleak.audit.mistakes import Client
 
 _SIDE, _CLASSES = 16, 10
-#: The clients' images are drawn from so many of the data.
+#: Number of images of the data set from which the clients' images are drawn.
 IMAGES = 256
-#: A draw has the key `seed * _KEYS_OF_A_SEED + model * MOST_DRAWS + draw`, of which JAX reads 32 bits.
+#: The random key of a draw is `seed * _KEYS_OF_A_SEED + model * MOST_DRAWS + draw`. JAX reads 32 bits of this number.
 _KEYS_OF_A_SEED, MOST_DRAWS, _MODELS = 100_000, 1000, 5
-#: The largest seed whose keys are its own.
+#: The largest seed that shares no key with another seed.
 LARGEST_SEED = (2**32 - _MODELS * MOST_DRAWS) // _KEYS_OF_A_SEED
 
 
 def build_models() -> dict[str, tuple[models.Classifier, BatchNormMode]]:
-    """By name: the `_MODELS` models, and the mode of their batch normalisation."""
+    """Make the `_MODELS` models; returns each with the mode of its batch normalisation, by name."""
     shape = (_SIDE, _SIDE, 3)
     small = {"channels": (8, 16, 16), "strides": (1, 2, 2)}
     normalised = models.convnet(shape, _CLASSES, batch_norm=True, **small)  # type: ignore[arg-type]
@@ -32,11 +32,11 @@ def build_models() -> dict[str, tuple[models.Classifier, BatchNormMode]]:
 
 
 def draw_client(share: protocols.ClientShare, args: Args, model: int, draw: int) -> Client:
-    """A client of one or four images; with running statistics it has seen some batches before.
+    """Draw a client of one or four images; a model with running statistics has seen some batches before.
 
     Args:
         share: what the client computes.
-        args: their seed is at most `LARGEST_SEED`.
+        args: options of the study; the seed is at most `LARGEST_SEED`.
         model: number of the model in `build_models`.
         draw: number of the draw, less than `MOST_DRAWS`.
     """

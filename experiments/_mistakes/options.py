@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Args:
-    """How many draws, from where."""
+    """The number of draws, the source of the images, and the budget."""
 
     draws: int = 5
     """Draws of weights, batch and mistakes for every model, at most 1000."""

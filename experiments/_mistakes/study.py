@@ -1,4 +1,4 @@
-"""Makes every mistake, checks it, attacks where no check fails, and counts what the verdicts say."""
+"""Make every mistake, run the checks, attack if no check fails, and count the verdicts."""
 
 from collections import defaultdict
 from dataclasses import asdict
@@ -14,14 +14,14 @@ from jaxleak.study.files import read_lines
 from jaxleak.study.reports import markdown_table
 from jaxleak.study.sources import drawn
 
-#: What becomes of a mistake: a check fails or is suspicious, or none is. What only is "suspicious" was not attacked.
+#: Outcomes of a mistake: by the checks, then by the verdict of an attack. "suspicious" alone means: not attacked.
 _STATUSES = (
     "failed", "suspicious", "suspicious_leaks", "suspicious_not_shown", "leaks", "warned", "silent", "not_attacked",
 )  # fmt: skip
-#: In how many cases something that is certified or proven is not the client's: `mistakes.FalseClaims`.
+#: Counts of certified images and proven labels that are not the client's: `mistakes.FalseClaims`.
 _FALSE = ("false_images", "false_labels")
 _FIELDS = ("made", *_STATUSES, *_FALSE)
-#: Keys of metrics have no dots, which separate them.
+#: Translation of names to keys of metrics: no dots, since dots separate keys.
 _AS_KEY = str.maketrans({",": None, ".": None, " ": "_"})
 
 
@@ -29,8 +29,8 @@ def main(args: Args) -> dict[str, Any]:
     """Make and check all mistakes; returns the metrics.
 
     Raises:
-        ValueError: on options out of range; a seed may be so large that JAX would draw another seed's clients.
-        ConfigMismatchError: if what the folder holds comes from other contents of the data.
+        ValueError: on options out of range, such as a seed so large that JAX would draw another seed's clients.
+        ConfigMismatchError: if the results in the folder come from other contents of the data.
     """
     _validate.count(draws=args.draws)
     _validate.in_range(1, MOST_DRAWS, draws=args.draws)
@@ -57,7 +57,7 @@ def main(args: Args) -> dict[str, Any]:
                     what: dict[str, Any] = {"model": name, "draw": draw, "mistake": mistake}
                     line = known.get(tuple(what.values()))
                     if line is None:
-                        forget_when_many()  # compiled programs, of which every mistake has some of its own
+                        forget_when_many()  # every mistake compiles programs of its own
                         line = what | _outcome(claim, client.batch, 0.0 if mistake == "none" else args.minutes)
                         run = {"seed": args.seed, "minutes": args.minutes, "data": args.data}
                         folder.log(**line, batch_size=client.size, **run)
@@ -81,7 +81,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What earlier sittings logged of this run, by model, draw and mistake."""
+    """Lines that earlier sessions of this run logged, by model, draw and mistake."""
     log = folder.path / "metrics.jsonl"
     if args.fresh or not log.exists():
         return {}
@@ -95,7 +95,7 @@ def _finished(folder: RunFolder, args: Args) -> dict[tuple[Any, ...], dict[str, 
 
 
 def _outcome(claim: Claim, batch: Batch | None, minutes: float) -> dict[str, Any]:
-    """One of `_STATUSES`, what the checks say and where none fails what the verdict does; and what is false of it."""
+    """The status (one of `_STATUSES`, by the checks and, if none fails, the verdict) and the counts of false claims."""
     statuses = {finding.status for finding in audit.check_update(**claim)}
     found = next((status for status in ("failed", "suspicious") if status in statuses), "")
     if found == "failed" or not minutes:
@@ -116,7 +116,7 @@ def _outcome(claim: Claim, batch: Batch | None, minutes: float) -> dict[str, Any
 
 
 def table(rows: dict[str, dict[str, int]]) -> str:
-    """A table in Markdown."""
+    """The counts as a table in Markdown, one row per mistake."""
     header = ["mistake", *(field.replace("_", " ") for field in _FIELDS)]
     return "\n".join(
         markdown_table(header, [[name, *(str(row[field]) for field in _FIELDS)] for name, row in rows.items()])

@@ -1,4 +1,4 @@
-"""Which case and which score stand behind every number of the VFLRecon paper: its figures, further rows, all tables."""
+"""The case and the score that give every number of the VFLRecon paper: figures, further rows, and all tables."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,18 +34,18 @@ FIELD_SETS: tuple[tuple[FieldName, ...], ...] = (
     ("gradient", "outputs", "inputs"),
     ("gradient", "outputs", "parameters", "inputs"),
 )
-#: Score of each task and its unit.
+#: Score of each task, with its unit.
 _TASKS = ((LABEL, "%"), (FEATURE, "1"))
 
 
 def validated(case: SplitCase) -> SplitCase:
-    """The same case where R learns from six shadow runs, and validation on shadow records chooses a record's fields."""
+    """The same case, but R learns from six shadow runs, and validation on shadow records chooses a record's fields."""
     # Half the passes suffice: R still takes three times as many steps as with one shadow run.
     return replace(case, shadow_runs=6, select="validation", network_epochs=5)
 
 
 def fig3(base: SplitCase) -> Iterator[Cell]:
-    """Label accuracy by data set; rows `#validated` have an attacker that makes more of the same shadow records."""
+    """Label accuracy by data set; in rows `#validated` the attacker learns from six runs on the same shadow records."""
     score = f"{LABEL}_shared"
     wanted = []
     for printed in printed_cells("text-fig3"):
@@ -62,7 +62,7 @@ def fig3(base: SplitCase) -> Iterator[Cell]:
 
 
 def fig4(base: SplitCase) -> Iterator[Cell]:
-    """Reconstructed images; the paper shows CelebA and BHI, which are not at hand, and prints no number."""
+    """Reconstructed images of CIFAR-10; the paper shows CelebA and BHI, not available here, and prints no number."""
     case = replace(dataset_case(base, "cifar10"), parties=2, partition="blocks")
     note = "the right part of grey images; CIFAR-10 in place of CelebA and BHI"
     yield cell("fig4/cifar10", case, f"{FEATURE}_shared", note=note)
@@ -142,7 +142,7 @@ def encryption(base: SplitCase) -> Iterator[Cell]:
 
 
 def defender(base: SplitCase) -> Iterator[Cell]:
-    """What VFLDefender costs the task, for every interpretation, threshold and optimiser; no attack runs."""
+    """Cost of VFLDefender in task accuracy for every interpretation, threshold and optimiser; no attack runs."""
     defenses: tuple[str, ...] = ("vfl_defender_paper", "vfl_defender", "vfl_defender_batch")
     optimizers: tuple[OptimizerName, ...] = ("adam", "sgd")
     for optimizer, defense, threshold, epochs in product(optimizers, defenses, (0.1, 1.0, 4.0), (3, 20)):
@@ -157,8 +157,8 @@ def defender(base: SplitCase) -> Iterator[Cell]:
         yield cell(name, case, "task_accuracy_change", -1.0, "%", "paper: about 1 % lost")
 
 
-#: Functions that give the cells of a table or figure. They take a case with the sizes of the runs and the cipher for
-#: the rows with encryption ("none" there means "ckks").
+#: Functions that give the cells of a table or figure. Each takes a case with the sizes of the runs, and with the
+#: cipher for rows with encryption (a cipher "none" in that case means "ckks").
 TABLES: dict[str, Callable[[SplitCase], Iterator[Cell]]] = {
     "table3": tables.table3,
     "table4": tables.table4,

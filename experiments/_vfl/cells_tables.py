@@ -1,4 +1,4 @@
-"""Cells of Tables III to VI of the VFLRecon paper, of its comparison with Fu et al., and what all cells share."""
+"""Cells of Tables III to VI of the VFLRecon paper and of its comparison with Fu et al., and shared helpers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +11,8 @@ from jaxleak.study.rows import NO_DATA
 
 #: Data specifications by the printed name. BHI and CelebA are not available.
 DATASETS = {"Sensorless Drive Diagnosis": "sensorless", "Criteo": "criteo", "Avazu": "avazu", "CIFAR-10": "cifar10"}
-#: Encoding of each data set. Balanced sampling is printed for Avazu only, but Criteo's baseline of 55 % suggests it for
-#: Criteo as well. On a linear scale, the long tails of Criteo's counts would squeeze most into the lowest per cent.
+#: Encoding of each data set. The paper prints balanced sampling for Avazu only, but Criteo's baseline of 55 % suggests
+#: it for Criteo too. On a linear scale, the long tails of Criteo's counts squeeze most values into the lowest per cent.
 ENCODINGS: dict[str, dict[str, Any]] = {
     "criteo": {"balanced": True, "scaling": "quantile"},
     "avazu": {"balanced": True},
@@ -21,7 +21,7 @@ LABEL, FEATURE = "label_accuracy", "feature_mse"
 
 
 class Scored(NamedTuple):
-    """What a cell reads: a score of a case. Other cells of the run may need further scores of the same case."""
+    """The score of a case that a cell reads; other cells may need further scores of the same case."""
 
     case: SplitCase
     score: str
@@ -30,7 +30,7 @@ class Scored(NamedTuple):
 def cell(
     identifier: str, case: SplitCase, score: str, paper: float | None = None, unit: str = "1", note: str = ""
 ) -> Cell:
-    """A number: the paper's, if it prints one, the case that gives ours, and the score to read off it."""
+    """Make a cell from the paper's number (if printed), the case that gives ours, and the name of the score."""
     read = score_named(score, 100.0 if unit == "%" else 1.0)
     return Cell(identifier, paper, unit, (Scored(case, score),), read, note)
 
@@ -41,7 +41,7 @@ def dataset_case(base: SplitCase, name: str) -> SplitCase:
 
 
 def encrypted(base: SplitCase, case: SplitCase) -> SplitCase:
-    """The same case on ciphertexts, as the paper runs it, unless `base` asks for their algebra alone."""
+    """The same case on ciphertexts as in the paper, or with the cipher of `base` if that is not "none"."""
     return replace(case, cipher="ckks" if base.cipher == "none" else base.cipher)
 
 
@@ -53,18 +53,18 @@ def printed_cells(*tables: str) -> Iterator[dict[str, Any]]:
 
 
 def paper_cell(printed: dict[str, Any], case: SplitCase, score: str, *, suffix: str = "", note: str = "") -> Cell:
-    """A printed number, the case that gives ours, and the score to read; `suffix` tells interpretations apart."""
+    """Make a cell for a printed number; `suffix` distinguishes interpretations of the paper."""
     unit = "%" if printed["unit"] == "%" else "1"
     return cell(printed["id"] + suffix, case, score, printed["value"], unit, note)
 
 
 def no_data(printed: dict[str, Any]) -> Cell:
-    """A printed number whose data are not available, so that nothing runs."""
+    """Make a cell that cannot run, since its data are not available."""
     return Cell(printed["id"], printed["value"], printed["unit"], reason=NO_DATA + printed["dataset"])
 
 
 def table3(base: SplitCase) -> Iterator[Cell]:
-    """Label accuracy on real data, beside Li et al."""
+    """Label accuracy on real data, compared with Li et al."""
     for printed in printed_cells("table3"):
         name = DATASETS.get(printed["dataset"])
         if name is None:
@@ -79,7 +79,7 @@ def table3(base: SplitCase) -> Iterator[Cell]:
 
 
 def table4(base: SplitCase) -> Iterator[Cell]:
-    """Participants, partitions, optimisers; each with and without encryption."""
+    """Scores by participants, partition and optimiser, each with and without encryption."""
     case = dataset_case(base, "sensorless")
     for score, task in ((LABEL, "label"), (FEATURE, "feature")):
         for printed in printed_cells(*(f"table4-{what}-{task}" for what in ("participants", "partition", "optimizer"))):
@@ -90,13 +90,13 @@ def table4(base: SplitCase) -> Iterator[Cell]:
                 changed = replace(case, partition=printed["partition"].lower())
             else:
                 changed = replace(case, optimizer=printed["optimizer"].lower())
-            # For tabular data "auto" means "random"; one name for both makes equal cases run once.
+            # For tabular data "auto" means "random"; with one name for both, equal cases run once.
             changed = replace(changed, partition="auto") if changed.partition == "random" else changed
             yield paper_cell(printed, encrypted(base, changed) if printed["encrypted"] else changed, f"{score}_shared")
 
 
-#: Rows of Tables V and VI with a defense: the defenses that the row's words may mean, their strengths (None: the
-#: printed variance of the noise), and the suffixes of their cells.
+#: Rows of Tables V and VI with a defense. Each lists the defenses that the row may mean, with their strengths (None:
+#: the printed variance of the noise) and the suffixes of their cells.
 _DEFENSES: dict[str, tuple[tuple[str, float | None, str], ...]] = {
     "noise": (("noise", None, ""), ("noise_gradient", None, "#gradient"), ("noise_cut", None, "#cut")),
     "dp-sgd-eps10": (("dp_sgd", 10.0, ""), ("label_dp", 10.0, "#label-dp")),
@@ -111,7 +111,7 @@ _DEFENSES: dict[str, tuple[tuple[str, float | None, str], ...]] = {
 
 
 def _defended(printed: dict[str, Any], case: SplitCase, row: str, score: str) -> Iterator[Cell]:
-    """A row of a table of defenses: the attacker as the paper seems to have it, and one that knows the defense."""
+    """Cells of a row with a defense: the attacker that the paper seems to use, and one that knows the defense."""
     if row == "baseline":
         yield paper_cell(printed, case, score.replace("shared", "baseline_network"))
         yield paper_cell(printed, case, score.replace("shared", "baseline"), suffix="#tuned")
@@ -130,16 +130,16 @@ _SCORES = {"label": f"{LABEL}_shared", "feature": f"{FEATURE}_shared", "utility"
 
 
 def table5(base: SplitCase) -> Iterator[Cell]:
-    """Gaussian noise, at three places that the paper's word may mean."""
+    """Gaussian noise at each of the three places that the paper may mean."""
     case = dataset_case(base, "sensorless")
     for part, score in _SCORES.items():
         for printed in printed_cells(f"table5-{part}"):
-            if part != "utility" or "feature" not in printed["id"]:  # the utility is printed twice, once per task
+            if part != "utility" or "feature" not in printed["id"]:  # the paper prints the utility twice, once per task
                 yield from _defended(printed, case, printed["id"].split("/")[-1], score)
 
 
 def table6(base: SplitCase) -> Iterator[Cell]:
-    """DP-SGD, Marvell and VFLDefender, each in the ways that the text can be read."""
+    """DP-SGD, Marvell and VFLDefender, in every reading of the paper's text."""
     for part, score in _SCORES.items():
         for printed in printed_cells(f"table6-{part}"):
             case = dataset_case(base, DATASETS[printed["dataset"]])
@@ -156,6 +156,6 @@ def fu(base: SplitCase) -> Iterator[Cell]:
         elif top == "fixed-top":
             yield paper_cell(printed, case, f"{LABEL}_fu_free_top")
         else:
-            # Fu's direct attack reads a gradient with C entries (classes), which a trainable top does not send.
+            # Fu's direct attack needs a gradient with C entries (classes), but a trainable top does not send one.
             note = "model completion, without its semi-supervised part"
             yield paper_cell(printed, case, f"{LABEL}_fu_completion", note=note)

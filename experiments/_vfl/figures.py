@@ -24,7 +24,7 @@ PICTURED = ("fig4", "fig6")
 BESIDE = tuple(name for name in ATTACK_LABELS if name != "shared")
 #: Labels of the curves and bars.
 LABELS = {"ours": "VFLRecon from the first --shadow-init", **ATTACK_LABELS, "paper": "VFLRecon as the paper prints it"}
-#: What an axis says of a score, and what its figure shows.
+#: Label of the axis for a score, and title of its figure.
 _SCORES = {
     "label_accuracy": ("right labels in % (higher leaks more)", "How many labels each attack finds"),
     "feature_mse": ("mean squared error (lower leaks more)", "How far recovered features are from the true ones"),
@@ -37,11 +37,11 @@ _AXES = {
 
 
 def draw(folder: Path, table: str, rows: list[dict[str, Any]], arrays: Mapping[str, np.ndarray] | None) -> None:
-    """Draw a table's figures into `folder`, as far as its cells ran.
+    """Draw a table's figures from the cells that ran into `folder`.
 
     Args:
         folder: folder of the PNG files.
-        table: "fig3" to "fig9"; others have no figure.
+        table: "fig3" to "fig9"; other tables have no figure.
         rows: rows of the table's cells, from `run_cells`.
         arrays: `victims` (features of the victims) and `estimate`, for figures 4 and 6; else None.
     """

@@ -1,4 +1,4 @@
-"""The options of the VFLRecon study, without anything heavy; tests hold their names to those of the engine."""
+"""The options of the VFLRecon study, without heavy imports; tests compare their names with those of the engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -35,7 +35,7 @@ from jaxleak.study.reports import Section, command_line, write_markdown
 from jaxleak.study.rows import require_match, show_cells, show_table, value_of
 from jaxleak.study.runner import Runner, runner_in
 
-#: Columns beside ours in a table: the other attacks, both baselines, and the number of records of the cell.
+#: Columns beside ours in a table: the other attacks, both baselines, and the cell's numbers of records.
 BESIDE_COLUMNS = {name.replace("_", " "): value_of(name, ".4g") for name in figures.BESIDE}
 BESIDE_COLUMNS["records"] = lambda row: (
     f"{row['shadow_records']:.0f} + {row['victim_records']:.0f}" if row.get("shadow_records") else ""
@@ -61,7 +61,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     setup = args.setup
     _validate.seeds(seeds=args.seeds)
     counts = ("batch_size", "shadow_runs", "network_epochs", "parties", "task_epochs", "victim_epochs")
-    records = ("shadow_records", "victim_records")  # None stands for as many as there are
+    records = ("shadow_records", "victim_records")  # None: all that there are
     asked = {name: getattr(setup, name) for name in (*counts, *records)}
     _validate.count(**{name: number for name, number in asked.items() if number is not None})
     _validate.positive(budget=args.budget)
@@ -73,7 +73,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     names = args.data or DEMO_DATA
     if args.table and setup.columns:
         raise ValueError("columns are of --data, and the papers' tables have their own")
-    # Everything that may raise an error is checked before anything is trained.
+    # Check everything that may raise an error before training starts.
     if not args.table:
         for name in names:
             split_problem(args.case(name), seed=0)
@@ -154,7 +154,7 @@ def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder,
 
 
 def plan(wanted: Iterable[Scored], shadow_init: tuple[party_records.ShadowInit, ...]) -> dict[SplitCase, Runs]:
-    """The runs that every case needs, so that it has all the scores that are wanted of it."""
+    """The runs that every case needs for all its requested scores."""
     scores: dict[SplitCase, list[str]] = {}
     for case, score in wanted:
         scores.setdefault(case, []).append(score)
@@ -174,16 +174,16 @@ def run_wanted(
     """Run the cells that fit into the budget.
 
     Args:
-        cells: cells of `TABLES`, in the order in which they get the budget.
+        cells: cells of `TABLES`; earlier ones get the budget first.
         folder: run folder, where finished cases are kept.
         seeds: random seeds; every cell is repeated for each.
         budget: time budget in minutes.
-        shadow_init: starts of the shadow run; the first one gives "ours" in the attack's cells.
-        pictured: cases whose arrays a figure shows; those of the first seed are kept.
+        shadow_init: starts of the shadow run; the first start gives "ours" in the attack's cells.
+        pictured: cases with arrays that a figure shows; the arrays of the first seed are kept.
         fresh: whether to delete finished cases.
 
     Returns:
-        The rows of `run_cells`, with what stands beside ours; and the runner.
+        The rows of `run_cells`, with further scores beside ours, and the runner.
     """
     runs = plan((scored for cell in cells for scored in cell.jobs), shadow_init)
     names = {cell.id: cell.jobs[0].score for cell in cells if cell.jobs}
@@ -205,7 +205,7 @@ def run_wanted(
 
 
 def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.ndarray] | None:
-    """The arrays of a pictured case that ran, now or in an earlier run; None if it did not run."""
+    """The arrays of a pictured case, from this or an earlier run; None if the case did not run."""
     for (job, of_seed), result in runner.memory.items():
         if (job.case, of_seed) == (case, seed) and result.arrays:
             return result.arrays
@@ -213,7 +213,7 @@ def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.nda
 
 
 def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any]:
-    """Means over the seeds of the attack's other scores; `variance` is the variance of the features."""
+    """Further entries of a row: other scores' means over the seeds; `variance` is the variance of the features."""
     scores = [of_seed[0].scores for of_seed in results]
 
     def mean(name: str, factor: float = 1.0) -> float | None:
@@ -236,7 +236,7 @@ def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any
 
 
 def summarise(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Metrics of all runs: `name_<data>` and `name_<data>_std` are each data set's, `name` the mean if all have it."""
+    """Metrics of all runs: means `name_<data>`, deviations `name_<data>_std`, and `name` (the mean if all have it)."""
     results: dict[str, float] = {}
     for metric in _score_names(runs):
         means = {}
@@ -252,7 +252,7 @@ def summarise(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, fl
 
 
 def table_of(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
-    """One row per score, one column per data set: the mean over the seeds, and their deviation if there are several."""
+    """A table of scores by data set, each with the mean over the seeds and, for several seeds, the deviation."""
 
     def cell(values: Sequence[float]) -> str:
         spread = f" +- {np.std(values):.4f}" if len(values) > 1 else ""
