@@ -96,9 +96,8 @@ def test_the_mode_of_batch_normalisation_is_named(normalised):
     assert not failed(normalised.check(payload, share=eval_share))
 
 
-@pytest.mark.slow
-def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones_are_stated():
-    """Only the bias of a convolution before the normalisation reveals the mode; built-in networks have none there."""
+def _biased_normalisation():
+    """A network whose convolution has a bias in front of a batch normalisation, and its variables."""
 
     class Net(nn.Module):
         @nn.compact
@@ -107,10 +106,16 @@ def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones
             return nn.Dense(2)(x.reshape(len(x), -1))
 
     variables = Net().init(jax.random.key(0), jnp.zeros((4, 8, 8, 3)), train=True)
-    model, variables = models.from_flax(
+    return models.from_flax(
         Net(), image_shape=(8, 8, 3), num_classes=2, variables=variables,
         train_arguments={"train": True}, eval_arguments={"train": False},
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones_are_stated():
+    """Only the bias of a convolution before the normalisation reveals the mode; built-in networks have none there."""
+    model, variables = _biased_normalisation()
     x = reference.uniform(4, 1, 8, 8, 3, seed=1)
     batch = Batch(x, jnp.array([0, 1, 1, 1], jnp.int32), jnp.arange(4))
     for mode, wrong in (("train", ["mode of batch normalisation"]), ("eval", [])):
@@ -119,6 +124,33 @@ def test_batch_statistics_are_told_by_a_bias_in_front_of_them_where_running_ones
         found = audit.check_update(share=stated, variables=variables, payload=payload, batch_size=4)
         assert [finding.name for finding in failed(found)] == wrong
         assert {f.status for f in found if f.name == "mode of batch normalisation"} == {"failed" if wrong else "passed"}
+
+
+@pytest.mark.slow
+def test_the_mode_is_told_though_the_stated_steps_diverge_on_simulated_images():
+    """By running statistics, such a rate overflows on noise, though the client's own steps were by batch statistics."""
+    model, variables = _biased_normalisation()
+    batch = Batch(reference.uniform(4, 1, 8, 8, 3, seed=1), jnp.array([0, 1, 1, 1], jnp.int32), jnp.arange(4))
+    payload = jax.jit(protocols.ClientShare(model))(variables, batch)
+    stated = protocols.ClientShare(model, batch_norm="eval", local_steps=8, learning_rate=1e8, momentum=0.9)
+    found = {f.name: f for f in audit.check_update(share=stated, variables=variables, payload=payload, batch_size=4)}
+    assert found["mode of batch normalisation"].option == "--batch-norm train"
+    payload = jax.jit(protocols.ClientShare(model, batch_norm="eval"))(variables, batch)
+    found = {f.name: f for f in audit.check_update(share=stated, variables=variables, payload=payload, batch_size=4)}
+    assert found["mode of batch normalisation"].status == "passed"
+    assert "diverge" in found["symmetries of the network"].evidence
+
+
+def test_zeros_in_front_of_batch_statistics_are_no_mistake():
+    """Weights that do not move are rounding in front of batch statistics, and a mistake by running ones."""
+    model, variables = _biased_normalisation()
+    batch = Batch(reference.uniform(4, 1, 8, 8, 3, seed=1), jnp.array([0, 1, 1, 1], jnp.int32), jnp.arange(4))
+    for mode, status in (("train", "passed"), ("eval", "suspicious")):
+        share = protocols.ClientShare(model, batch_norm=mode)
+        payload = jax.jit(share)(variables, batch)
+        zeroed = changed(payload, "Conv_0/bias", jnp.zeros_like)
+        found = {f.name: f for f in audit.check_update(share, variables=variables, payload=zeroed, batch_size=4)}
+        assert found["zeros"].status == status
 
 
 def test_one_samples_equations_give_the_scale_and_the_weights():

@@ -64,6 +64,8 @@ class TestContents:
         assert (some.status, some.evidence) == ("suspicious", "2 of 3 leaves are zero throughout, such as b.")
         assert contents._zeros({"a": zero, "b": zero}).status == "failed"
         assert some.option.startswith("--frozen b c, ")
+        assert contents._zeros({"a": one, "b": zero}, vanishing=lambda: ["b", "d"]).status == "passed"
+        assert contents._zeros({"a": one, "b": zero, "c": zero}, vanishing=lambda: ["b", "d"]).status == "suspicious"
         assert "left out every entry" in contents._zeros({"a": zero}, left_out=True).cause
 
     @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from small_updates import pictures, sent_by
 from jaxleak import Batch, audit, capture, data, defenses, models, protocols
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks import Finding
+from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
@@ -74,6 +75,11 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert warning.name == "gradient explained"
     assert "images that were normalised in another way" in warning.cause
     assert warning.option.startswith("--truth of a known batch, --mean, --std, --minutes, --loss other")
+    (cut,) = unexplained(far._replace(finished=False))
+    assert cut.cause.startswith("a search that the budget cut short, or inputs that are mistaken")
+    (known,) = unexplained(far, [Finding(KNOWN_IMAGES, "passed", "all")])
+    assert known.cause.startswith("a search that failed. The inputs are as stated")
+    assert known.option == "--minutes"
     without_symmetries = [Finding(SYMMETRIES, "not applicable", "none")]
     assert unexplained(near, [Finding(SYMMETRIES, "passed", "all")]) == []
     (unchecked,) = unexplained(near, without_symmetries)

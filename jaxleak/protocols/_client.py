@@ -108,6 +108,10 @@ class ClientShare:
         """A client with the same number of steps, each on its own samples: one epoch of K * E local steps."""
         return self._changed(local_steps=self.total_steps, local_epochs=1)
 
+    def in_one_step(self) -> "ClientShare":
+        """A client that takes only the first of these steps, on its first B samples: it sends their gradient."""
+        return self._changed(local_steps=1, local_epochs=1)
+
     def _changed(self, **changed: Any) -> "ClientShare":
         names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
         kept = {name: getattr(self, name) for name in names}

@@ -11,6 +11,7 @@ from jaxleak.audit._checks.differences import norm_of
 from jaxleak.audit._checks.equations import check_defended_head, check_head
 from jaxleak.audit._checks.finding import Finding, failed
 from jaxleak.audit._checks.head import Head, head_of
+from jaxleak.audit._checks.laws import find_sizes, vanishing
 from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.statement import check_statement
 from jaxleak.audit._checks.symmetry import check_symmetries
@@ -75,7 +76,14 @@ def checked_update(
 
     The head's gradient is also None if the loss is no cross-entropy, since nothing is then known of what it must obey.
     """
-    findings = check_contents(payload, variables, defense)
+    key = jax.random.key(0) if key is None else key
+
+    def without_gradient() -> list[str]:
+        if not share.model.has_running_statistics or share.batch_norm == "eval":
+            return []
+        return vanishing(find_sizes(share, variables, batch_size, key))
+
+    findings = check_contents(payload, variables, defense, vanishing=without_gradient)
     if failed(findings):
         return findings, None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
@@ -101,7 +109,6 @@ def checked_update(
     equations = check_head(
         head, samples, steps=share.total_steps, epochs=share.local_epochs, uneven=uneven, norm=norm_of(payload)
     )
-    key = jax.random.key(0) if key is None else key
     equations += check_symmetries(share, variables, payload, batch_size, key, precision)
     # A step of Adam comes first, since it explains the other findings. An update that obeys all equations is a
     # gradient, whatever the sizes of its entries.

@@ -1,6 +1,6 @@
 """Checks of the arrays themselves: names, shapes, values, and whether they look like a gradient at all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,21 @@ _RANK_ONE_BELOW = 1e-3
 _ROUNDED_ABOVE = 0.1
 
 
-def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None = None) -> list[Finding]:
+def check_contents(
+    payload: PyTree,
+    variables: PyTree,
+    defense: Defense | None = None,
+    *,
+    vanishing: Callable[[], Collection[str]] = tuple,
+) -> list[Finding]:
     """Findings on names and shapes, finite values, zeros, quantisation, and weights in the place of a gradient.
 
     Args:
         payload: the update as a tree like the model's parameters; a leaf that is None is missing.
         variables: the model's.
         defense: as the client states it; it may explain zeros and few values. None if there is none or it is not known.
+        vanishing: the names of the leaves whose gradient is zero in theory, so that zeros there are no mistake. Called
+            only if a leaf is zero.
 
     Returns:
         One finding per check. If the names, shapes or values are wrong, the other checks are skipped.
@@ -61,7 +69,7 @@ def check_contents(payload: PyTree, variables: PyTree, defense: Defense | None =
     rounded = mechanism is not None and isinstance(mechanism.simulation, Replayed)
     return [
         *found,
-        _zeros(leaves, left_out=left_out),
+        _zeros(leaves, left_out=left_out, vanishing=vanishing),
         _few_values(leaves, rounded=rounded),
         _weights(leaves, named_leaves(variables["params"])),
     ]
@@ -102,7 +110,9 @@ def zero_layers(leaves: Mapping[str, Any]) -> list[str]:
     return list(layers)
 
 
-def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
+def _zeros(
+    leaves: dict[str, np.ndarray], *, left_out: bool = False, vanishing: Callable[[], Collection[str]] = tuple
+) -> Finding:
     dead = [name for name, leaf in leaves.items() if not leaf.any()]
     if len(dead) == len(leaves):
         cause = "the gradients were cleared before they were recorded, or nothing was trained"
@@ -113,6 +123,9 @@ def _zeros(leaves: dict[str, np.ndarray], *, left_out: bool = False) -> Finding:
         evidence = f"{len(dead)} of {len(leaves)} leaves are zero throughout, such as {dead[0]}."
         if left_out:
             return Finding("zeros", "passed", f"{evidence} The defense that is stated leaves entries out.")
+        if set(dead) <= set(vanishing()):
+            why = "By batch statistics, the gradient of such leaves is zero, since these take off what they add."
+            return Finding("zeros", "passed", f"{evidence} {why}")
         cause = (
             "frozen layers, a layer that was not recorded, a factor beside one of zeros (as in LoRA's first step), "
             "or a defense that leaves entries out"

@@ -47,6 +47,7 @@ class Laws(NamedTuple):
     combinations: np.ndarray  # (K, laws), unit columns
     tolerances: np.ndarray  # (laws,)
     sizes: dict[str, tuple[float, float]]  # per leaf, least and largest share of the gradient's norm in simulations
+    diverged: bool = False  # whether the steps of simulated clients overflow, so that no law can be tested
 
 
 class Broken(NamedTuple):
@@ -89,15 +90,25 @@ def find_laws(
     violations = np.stack([_violations(directions, combinations, variables, g) for g in gradients])
     tolerances = _LEAST_TOLERANCE + _TIMES_SIMULATED * violations.max(axis=0)
     telling = _violations(directions, combinations, variables, others) > _TELLING * tolerances
-    return Laws(share, directions, combinations[:, telling], tolerances[telling], _sizes(gradients))
+    sizes = _sizes(gradients)
+    if diverged := not _finite(sizes):
+        sizes = find_sizes(share, variables, batch_size, key, precision)
+    return Laws(share, directions, combinations[:, telling], tolerances[telling], sizes, diverged)
 
 
 def find_sizes(
     share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array, precision: Precision = FULL
 ) -> dict[str, tuple[float, float]]:
-    """The `Laws.sizes` of a client, without its laws; the arguments are those of `find_laws`."""
+    """The `Laws.sizes` of a client, without its laws; the arguments are those of `find_laws`.
+
+    On simulated images, several local steps may diverge that converge on real ones. The sizes are then those of the
+    first step.
+    """
     samples, keys = batch_size * share.local_steps * share.clients, jax.random.split(key, _SIMULATED)
-    return _sizes(_clients(share, variables, samples, keys, precision))
+    sizes = _sizes(_clients(share, variables, samples, keys, precision))
+    if _finite(sizes):
+        return sizes
+    return _sizes(_clients(share.in_one_step(), variables, batch_size * share.clients, keys, FULL))
 
 
 def against(laws: Laws, variables: PyTree, payload: PyTree) -> Broken:
@@ -220,6 +231,10 @@ def _clients(
 def _sizes(gradients: list[PyTree]) -> dict[str, tuple[float, float]]:
     shares = [shares_of_norm(gradient) for gradient in gradients]
     return {name: (min(s[name] for s in shares), max(s[name] for s in shares)) for name in shares[0]}
+
+
+def _finite(sizes: dict[str, tuple[float, float]]) -> bool:
+    return bool(np.isfinite(list(sizes.values())).all())
 
 
 @jitted_for_few(0, 2, 4)

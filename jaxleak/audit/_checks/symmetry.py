@@ -71,6 +71,9 @@ def check_symmetries(
     if mode is not None and mode.status == "failed":
         return [mode]
     found = [] if mode is None else [mode]
+    if laws.diverged:
+        why = "On simulated images, the steps of this client diverge, so that nothing tells what rounding leaves."
+        return [*found, Finding(SYMMETRIES, "not applicable", why)]
     if not broken.laws:
         why = "" if total_steps(share) == 1 else " Several steps leave fewer such directions than one."
         return [*found, Finding(SYMMETRIES, "not applicable", f"An update of this client can point anywhere.{why}")]

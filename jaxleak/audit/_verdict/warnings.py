@@ -1,14 +1,15 @@
 """Findings that warn of an odd answer of an audit, since mistaken inputs may look like a safe client."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.audit._checks import Finding
 from jaxleak.audit._checks.equations import NOISE, RANK
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER, Mended, Status
+from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._similarity import similarity
@@ -86,7 +87,7 @@ def unexplained(
             cause = f"{_ANOTHER}, or labels that the search took wrong"
             options = (LOSS_OTHER, DEFENSE_OTHER, "--truth of a known batch")
         return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
-    unseen = _UNSEEN + changing
+    unseen, seen = _UNSEEN + changing, {finding.name: finding.status for finding in findings}
     if best is None or not best.matched:
         evidence = "No attack came to an answer, so that nothing explains the update."
         if best is not None:
@@ -94,14 +95,24 @@ def unexplained(
                 f"The best attack's answer has a gradient at a cosine distance of {best.cosine_distance:.2g} from the "
                 f"update; below {MATCHED_BELOW} it would explain the update."
             )
-        cause = f"a search that failed, or inputs that are mistaken in a way that the checks cannot see: {unseen}"
-        options = ("--truth of a known batch", "--mean", "--std", "--minutes", LOSS_OTHER, DEFENSE_OTHER)
-        return [Finding(EXPLAINED, "suspicious", evidence, cause, options)]
-    seen = {finding.name: finding.status for finding in findings}
+        return [Finding(EXPLAINED, "suspicious", evidence, *_of_no_match(best, seen, unseen))]
     if seen.get(SYMMETRIES) == "not applicable":
         evidence = "No check can tell mistaken inputs, since an update of this client can point anywhere"
         return [Finding(UNCHECKED, "not applicable", f"{evidence}: {unseen}.")]
     return []
+
+
+def _of_no_match(best: Answer | None, seen: Mapping[str, Status], unseen: str) -> Mended:
+    """Cause and options where no answer matches the update, from the checks' statuses and from how the search ended."""
+    failed = "a search that failed"
+    if best is not None and not best.finished:
+        failed = "a search that the budget cut short"
+    if seen.get(KNOWN_IMAGES) == "passed":
+        cause = f"{failed}. The inputs are as stated: by them, the client's own images have this update"
+        return cause, ("--minutes",)
+    cause = f"{failed}, or inputs that are mistaken in a way that the checks cannot see: {unseen}"
+    known = ("--truth of a known batch", "--mean", "--std")
+    return cause, (*known, "--minutes", LOSS_OTHER, DEFENSE_OTHER)
 
 
 def _refuted(answers: Sequence[Answer]) -> Answer | None:
