@@ -1,5 +1,6 @@
 """Figures about audits: two starts that agree, mistakes in the inputs, and audits of plain networks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,10 @@ def audited(stored: dict[str, Any], path: Path) -> None:
     """How close the audit's images come to the private ones, one bar for each case."""
     cases = sorted(stored["metrics"]["by_case"].items(), key=lambda case: -case[1]["psnr"])
     figure, axes = plots.subplots(size=(11, 1.2 + 0.22 * len(cases)))
-    # One reason of a verdict says how many images are certified, and begins with "No" where none is.
+    # One reason of a verdict begins with how many images are certified; other reasons may name certificates, too.
     certified = [
-        any(" certified" in said and not said.startswith("No ") for said in case["reasons"]) for _, case in cases
+        any(re.match(r"(The image is|\d+ of \d+ images (is|are)) certified", said) for said in case["reasons"])
+        for _, case in cases
     ]
     for some, label, colour in (
         (True, "images certified without the truth", "C0"),
