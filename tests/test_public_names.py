@@ -101,7 +101,7 @@ NAMES = {
         ACTIVATIONS all_dense avg_pool BatchNorm bottom_top BottomTopModel build
         cafe_horizontal cafe_vertical Classifier classifier CLASSIFIERS conv2d convnet convnet_ig
         densenet121 describe freeze from_equinox from_file from_flax from_function from_torch frozen_features
-        global_avg_pool HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp
+        global_avg_pool HeadLayer IMAGENET_MEAN IMAGENET_STD initializers lenet load_weights logistic max_pool mlp mlp3
         mobilenet_v2 normalized Outputs resnet resnet10 resnet10_x3 resnet10_x5 resnet18 resnet34 save_weights
         smooth_max soft_relu split_model SplitModel vit vit_small vit_tiny
     """,

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import _paper
 from experiments._fedleak import unprinted
-from experiments._fedleak.inversions import GENERATIVE, data_of, inversion
+from experiments._fedleak.inversions import GENERATIVE, MODELS, data_of, inversion
 from experiments._fedleak.jobs import Job, Sizes
 from jaxleak import _validate, metrics
 from jaxleak.study.cells import Cell, Results, joined, score_named
@@ -128,7 +128,8 @@ def _parameters(p: _Printed) -> Cell:
 def _fig1(p: _Printed) -> Cell:
     sizes, name = p.sizes, p.cell["id"]
     count = sizes.iterations or 1000
-    case = Case(attack="idlg", model="mlp", iterations=count, pool=100, optimizer=sizes.idlg_optimizer)
+    network = MODELS[p.setting["model"]]
+    case = Case(attack="idlg", model=network, iterations=count, pool=100, optimizer=sizes.idlg_optimizer)
     cases = [replace(case, data=sizes.specs[name]) for name in ("MNIST", "CIFAR-10") if name in sizes.specs]
     what = {"text-fig1-element": "element", "text-fig1-psnr": "psnr"}.get(p.table, "distance")
     if name.endswith("noise16"):
@@ -137,7 +138,7 @@ def _fig1(p: _Printed) -> Cell:
     return p.becomes(
         *(Job(case, kind="fig1") for case in cases),
         read=lambda results: float(end([result.scores[what] for result in results])),
-        note=f"{count} iterations; random weights, 2 hidden layers for 3; MNIST, CIFAR-10; 3 images, 4 draws for 100",
+        note=f"{count} iterations; random weights, widths not printed; MNIST, CIFAR-10; 3 images, 4 draws for 100",
     )
 
 

@@ -14,8 +14,8 @@ GENERATIVE = {"GGL": "ggl", "ROGS": "rog"}
 MODELS = {
     **{name: name.lower() for name in ("ResNet10", "ResNet18", "ResNet34", "ResNet10_x3", "ResNet10_x5")},
     **{"DenseNet121": "densenet121", "MobileNetV2": "mobilenet_v2", "ViT": "vit_tiny"},
-    "three-layer fully connected network with ReLU": "mlp",
-    "three-hidden-layer network with ReLU": "mlp",
+    "three-layer fully connected network with ReLU": "mlp3",  # in section 3, three hidden layers
+    "three-hidden-layer network with ReLU": "mlp3",
 }
 
 #: Iterations of FedLeak and of the other attacks where a table does not print them (section 5.1).
@@ -24,7 +24,7 @@ PRINTED_ITERATIONS = 10_000
 PRESETS = {
     "fedleak": "our preset (relative L1 + cosine, all entries, no blend, smoothing, Adam at 0.05 with cosine decay)",
     "fedleak_paper": (
-        "the printed preset, whose sums are taken literally; labels are inferred and held, and the better of the best "
+        "the printed preset, whose sums are taken literally; labels are {labels}, and the better of the best "
         "and the last iterate answers"
     ),
     "fedleak_upstream": "the published code's preset",
@@ -106,7 +106,8 @@ def inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: S
     causes = method, cell.get("strategy"), cell["id"].partition("/")[0]
     notes += [note for cause, note in UNNAMED.items() if cause in causes]
     notes += ["iDLG by Adam at 0.05 for L-BFGS"] if case.optimizer == "adam" and method == "idlg" else []
-    notes += [PRESETS[method]] if method in PRESETS else []
+    labels = "a variable of the search" if case.labels == "joint" else "inferred and held"
+    notes += [PRESETS[method].format(labels=labels)] if method in PRESETS else []
     if method in ("fedleak", "fedleak_upstream") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
     return Job(case, sizes.attack_round or training), joined(*notes)

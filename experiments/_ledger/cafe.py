@@ -27,6 +27,7 @@ PRINTED = Options(solver="paper", iterations=8000)
 #: Settings that the paper does not print and that every descent takes from elsewhere; the optimisers are ours.
 UNPRINTED = "not printed: optimisers (ours), starts and widths (the authors' code)"
 UNPRINTED_TRAINING = "not printed: starts and widths (the authors' code)"
+OUTPUTS = "no activation behind a party's outputs (not printed; the authors' code has a ReLU)"
 #: Not printed in the ICLR submission, which prints its optimizer, a horizontal model's widths, and mostly 800 epochs.
 UNPRINTED_ICLR = f"not printed: step length ({STEP_LENGTH:g}), weights of the loss, starts, a vertical model's widths"
 FROZEN = "the weights stay as they are, which Algorithm 1 trains meanwhile"
@@ -122,7 +123,7 @@ def _measurement(cell: Cell, variant: Variant, differs: str, setting: Setting | 
     if faked and variant == "printed":  # all sizes except the pool are as printed
         variant, name = "reduced", f"{name}-{setting.num_samples}"
     table11 = cell.id.startswith("table11/")
-    differs = joined(differs, *unprinted, TABLE11 * table11, GRANTED * (setting.method == "bn"))
+    differs = joined(differs, _open(cell, setting), *unprinted, TABLE11 * table11, GRANTED * (setting.method == "bn"))
     if table11 or setting.dataset == "linnaeus5":
         name = joined(name, "stand-in" if variant == "ours" else "reduced" * (variant == "reduced"), by="-")
         if variant != "ours":
@@ -136,13 +137,18 @@ def _as_printed(cell: Cell) -> Measurement:
     setting, note = setting_of(cell), ""
     if setting.kind == "training" and setting.network == "cafe-small":
         setting, note = replace(setting, network="cafe"), "the paper does not say which data: CIFAR-10"
-    if cell.id.startswith("iclr-"):
-        note = joined(UNPRINTED_ICLR, FROZEN, ITERATIONS_OPEN * cell.id.startswith(OPEN))
-    elif setting.kind != "exact":
-        note = joined(note, UNPRINTED_TRAINING if setting.kind == "training" else UNPRINTED)
-    if cell.id.startswith(("table7/", "table8-psnr/")):
-        note = joined(note, ALL_STEPS)
     return _measurement(cell, "printed", note, setting)
+
+
+def _open(cell: Cell, setting: Setting) -> str:
+    """What every run of the paper's algorithm takes from elsewhere or does otherwise, at any size; nothing for ours."""
+    if setting.kind == "exact":
+        return ""
+    if cell.id.startswith("iclr-"):
+        return joined(UNPRINTED_ICLR, FROZEN, ITERATIONS_OPEN * cell.id.startswith(OPEN))
+    given = setting.kind == "training" or setting.steps == "authors"
+    all_steps = cell.id.startswith(("table7/", "table8-psnr/"))
+    return joined(UNPRINTED_TRAINING if given else UNPRINTED, OUTPUTS, ALL_STEPS * all_steps)
 
 
 def _readings(cell: Cell) -> Iterator[Measurement]:
@@ -169,28 +175,24 @@ def _reduced(cell: Cell) -> Measurement | None:
         small = replace(small, network="cafe-small")
         return _measurement(cell, "reduced", f"{sizes}; a quarter of the channels", small)
     small = replace(small, iterations=ROUNDS, overrides=(*small.overrides, ("data_learning_rate", RATE)))
-    which = f"all three steps ({ALL_STEPS}), Step III" if setting.kind == "single" else "Step III"
+    which = "all three steps, Step III" if setting.kind == "single" else "Step III"
     steps = f"{ROUNDS} iterations of {which} at rate {RATE:g} for {setting.iterations}"
-    updates = f"{_updates(small):g} updates of every sample for {_updates(setting):g}"
+    updates = f"{small.updates:g} updates of every sample for {setting.updates:g}"
     return _measurement(cell, "reduced", f"{sizes}; {steps}: {updates}", small)
 
 
 def _fewer_updates(cell: Cell, small: Setting, sizes: str) -> Measurement:
     """The submission's descent in fewer and longer steps. CIFAR-10 stands for Linnaeus 5, and one run serves both."""
     setting, length = setting_of(cell), FEWER * STEP_LENGTH
-    updates = _updates(setting) / FEWER
+    updates = setting.updates / FEWER
     rounds = round(updates * small.num_samples / small.batch_size)
     small = replace(small, iterations=rounds, overrides=(("data_learning_rate", length),))
-    steps = f"{updates:g} updates of every sample for {_updates(setting):g}, each {FEWER} times as long ({length:g})"
+    steps = f"{updates:g} updates of every sample for {setting.updates:g}, each {FEWER} times as long ({length:g})"
     return _on_cifar10(_measurement(cell, "reduced", f"{sizes}; {steps}", small), small)
 
 
 def _on_cifar10(measurement: Measurement, setting: Setting) -> Measurement:
     return replace(measurement, jobs=(replace(setting, dataset=SPECS[setting.dataset]),))
-
-
-def _updates(setting: Setting) -> float:
-    return setting.iterations * setting.batch_size / setting.num_samples
 
 
 def _smaller(setting: Setting) -> tuple[Setting, str]:

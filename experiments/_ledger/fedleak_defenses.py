@@ -9,25 +9,21 @@ from jaxleak.study.ledger import Measurement
 from jaxleak.study.updates import Case, Federation, utility_of
 
 DATA = "lc25000_lung32"
-#: Federation of all cells. Of four tried pairs of rate and rounds, this one fits the undefended network to its images.
+#: Federation of all cells.
 FEDERATION = Federation(clients=8, samples=240, test_samples=100, learning_rate=0.05, rounds=1000)
 _SETTING = (
     f"{DATA}, the three lung classes of Lung-Colon Cancer at 32 pixels; convnet for resnet10; B 4 for B 16; "
     f"{FEDERATION.clients} clients with {FEDERATION.samples} samples for 100 clients, {FEDERATION.rounds} rounds of "
-    f"SGD at {FEDERATION.learning_rate:g}"
+    f"SGD at {FEDERATION.learning_rate:g}, of four tried pairs of rate and rounds the one that fits the training images"
 )
 
 
 def measurements() -> Iterator[Measurement]:
     """Accuracy and PSNR, without a defense and with one bit per entry."""
     base = Case(
-        data=DATA,
-        pool=FEDERATION.samples,
-        model="convnet",
-        batch_size=FEDERATION.batch_size,
-        learning_rate=FEDERATION.learning_rate,
-        iterations=300,
-    )
+        data=DATA, pool=FEDERATION.samples, model="convnet", batch_size=FEDERATION.batch_size,
+        learning_rate=FEDERATION.learning_rate, iterations=300,
+    )  # fmt: skip
     cases = {
         "none/steps1": base,
         "none/steps12": replace(base, local_steps=12),

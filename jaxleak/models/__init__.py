@@ -16,7 +16,7 @@ from jaxleak.models._activations import ACTIVATIONS, smooth_max, soft_relu
 from jaxleak.models._bottom_top import BottomTopModel, bottom_top
 from jaxleak.models._classifier import Classifier, HeadLayer, Outputs
 from jaxleak.models._conv import avg_pool, conv2d, global_avg_pool, max_pool
-from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp
+from jaxleak.models._convnets import convnet, convnet_ig, lenet, mlp, mlp3
 from jaxleak.models._densenet import densenet121
 from jaxleak.models._door import classifier, describe, from_equinox, from_file, from_flax, from_function, from_torch
 from jaxleak.models._frozen import freeze
@@ -35,6 +35,7 @@ CLASSIFIERS: dict[str, Callable[..., Classifier]] = {
     "convnet": convnet,
     "convnet_ig": convnet_ig,
     "mlp": mlp,
+    "mlp3": mlp3,
     "resnet10": resnet10,
     "resnet10_x3": resnet10_x3,
     "resnet10_x5": resnet10_x5,
@@ -106,6 +107,7 @@ __all__ = [
     "logistic",
     "max_pool",
     "mlp",
+    "mlp3",
     "mobilenet_v2",
     "normalized",
     "resnet",

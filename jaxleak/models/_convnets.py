@@ -188,3 +188,18 @@ def mlp(
     _validate.count(**{f"widths[{i}]": w for i, w in enumerate(widths)})
     module = Perceptron(num_classes, Style(activation, init), tuple(widths))
     return classifier(module, image_shape=image_shape, num_classes=num_classes, head="head")
+
+
+def mlp3(
+    image_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    widths: Sequence[int] = (256, 128, 64),
+    activation: str = "relu",
+    init: Init = "default",
+) -> Classifier:
+    """A perceptron with three hidden layers by default, as FedLeak's section 3 names one without its widths.
+
+    Arguments and errors as in `mlp`.
+    """
+    return mlp(image_shape, num_classes, widths=widths, activation=activation, init=init)

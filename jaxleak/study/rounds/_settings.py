@@ -68,6 +68,11 @@ class Setting:
     steps_at: int = 0  # iterations of Steps I and II each; 0 for the cap of the data set
     seed: int = 0
 
+    @property
+    def updates(self) -> float:
+        """How many updates every sample gets on average: iterations times the share of samples in a batch."""
+        return self.iterations * self.batch_size / self.num_samples
+
 
 def cap(dataset: str) -> int:
     """Largest number of iterations of a step for this data set."""
