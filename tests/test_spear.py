@@ -82,6 +82,7 @@ def test_rows_and_labels_of_a_batch_are_exact(client):
     ):
         refused, _, _ = _answer(client, payload, attack)
         assert not refused.answered.any()
+        assert not refused.gradient_matched.any()
         np.testing.assert_array_equal(refused.x, 0.5)
         np.testing.assert_array_equal(refused.y, -1)
 
@@ -299,6 +300,20 @@ def test_what_kept_the_equations_from_a_solution_is_said(client):
 
 def _masked(x):
     return x * (np.arange(K).reshape(SHAPE) != 5)
+
+
+def test_images_that_others_could_replace_match_the_gradient_and_are_no_answer(client):
+    plain, variables, batch, _, _ = client
+
+    def apply(variables, x):
+        return plain.apply(variables, jax.vmap(_masked)(x)).logits
+
+    model, _ = models.from_function(apply, variables, image_shape=SHAPE)
+    share = protocols.ClientShare(model)
+    gradient = jax.jit(share)(variables, batch)
+    answer, _, _ = _answer((model, variables, batch, share, gradient), draws=512)
+    assert answer.gradient_matched.all()
+    assert not answer.answered.any()
 
 
 def _centred(x):

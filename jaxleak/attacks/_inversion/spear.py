@@ -95,8 +95,8 @@ def spear(
 
     Returns:
         An `Attack`. Its info holds `distance`, the share of outputs whose ReLU contradicts the solution, and `found`,
-        the number of independent columns. The score is the relative misfit of the whole update. `answered` and
-        `gradient_matched` are equal: they say whether this misfit is rounding alone and no other images give the layer
+        the number of independent columns. The score is the relative misfit of the whole update. `gradient_matched`
+        says whether this misfit is rounding alone. `answered` says whether, in addition, no other images give the layer
         the same inputs. Without a solution all images are grey and all labels -1.
 
     Raises:
@@ -163,8 +163,9 @@ def spear(
         y = jnp.where(solved, _labels(model, share, variables, layer, x, d), -1)
         own = share(variables, Batch(x[:, None], y, jnp.arange(batch_size)))
         misfit = norm(jax.tree.map(jnp.subtract, payload, own)) / norm(payload)
-        matched = jnp.full(batch_size, (misfit < MISFIT_BELOW) & solved & unique)
-        return Reconstruction(x[:, None], y, jnp.full(batch_size, misfit), matched, matched)
+        matched = misfit < MISFIT_BELOW
+        score, answered, matched = (jnp.full(batch_size, one) for one in (misfit, matched & solved & unique, matched))
+        return Reconstruction(x[:, None], y, score, answered, matched)
 
     return Attack(init, step, reconstruct, math.ceil(draws / _DRAWS))
 
