@@ -208,8 +208,11 @@ def test_a_loss_or_a_defense_that_no_audit_takes_is_refused_at_capture_and_may_b
         capture.save(tmp_path / "u", ARRAYS, loss="BCEWithLogitsLoss")
     for defense in ("none", "other", *CLIENT_DEFENSES):
         assert capture.as_update(ARRAYS, defense=defense).facts.defense == defense
-    with pytest.raises(ValueError, match=r"defense must be .*dp_update.*, none, or other .*; got 'clip'"):
-        capture.save(tmp_path / "u", ARRAYS, defense="clip", clip=1.0)
+    for wrong in ("clip", "mine.txt:noise", "mine.py:", "mine.py:no name"):
+        with pytest.raises(
+            ValueError, match=rf"defense must be .*dp_update.*--defense FILE\.py:NAME.*, or other .*; got '{wrong}'"
+        ):
+            capture.save(tmp_path / "u", ARRAYS, defense=wrong, clip=1.0)
     assert not (tmp_path / "u").exists()
     # An older file is read, and the auditor's options can correct it.
     capture.save(tmp_path / "u", ARRAYS, loss="other")

@@ -5,13 +5,11 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from safetensors.numpy import save_file
 from small_updates import perceptron, sent_by
 
 from jaxleak import audit, capture, models
 from jaxleak.__main__ import main
 from jaxleak.audit._verdict.own_defense import identity_of
-from jaxleak.capture._update import _HEADER
 from jaxleak.defenses import CLIENT_DEFENSES, per_leaf, stateless
 from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism, RankedNoise, Recomputed, Replayed
 from jaxleak.protocols import ClientShare
@@ -173,8 +171,14 @@ def test_the_command_names_what_is_wrong_with_a_defense_of_a_file(command, tmp_p
 
 def test_no_code_runs_that_an_updates_file_names(command, tmp_path, capsys):
     arrays = capture.load(tmp_path / "u.safetensors").arrays
-    facts = capture.Facts(batch_size=3, defense="mine.py:noise", strength=1e-3)
-    save_file(arrays, tmp_path / "u.safetensors", metadata={_HEADER: facts.as_text()})
+    capture.save(tmp_path / "u.safetensors", arrays, batch_size=3, defense="mine.py:noise", strength=1e-3)
     assert main(command) == 1
     assert not (tmp_path / "ran").exists()
-    assert "never a file's statement" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a name that is only stated runs no code: give the command --defense mine.py:noise --strength S" in said
+
+
+def test_an_update_that_names_a_function_of_a_file_is_audited_where_the_command_names_it_too(command, client):
+    capture.save("u.safetensors", client[2], batch_size=3, defense="mine.py:noise", strength=1e-3)
+    assert capture.load("u.safetensors").facts.defense == "mine.py:noise"
+    assert main([*command, "--defense", "mine.py:noise", "--strength", "0.001"]) == 0

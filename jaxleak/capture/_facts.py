@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from jaxleak import _validate
+from jaxleak._own_files import file_of, is_own
 from jaxleak._registry import names_in
 from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS, Kind
 
@@ -59,8 +60,9 @@ class Facts:
         batch_size: B >= 1 samples of each step.
         batch_norm: "train" if batch statistics normalised, "eval" if running statistics did.
         eval_layers: names of PyTorch's submodules that were in evaluation mode while the others trained.
-        defense: defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for no defense,
-            and "other" for any other defense.
+        defense: defense that the client applied, a key of `jaxleak.defenses.CLIENT_DEFENSES`; "none" for no defense;
+            "FILE.py:NAME" for the client's own function, which an audit runs only if its own command names it; and
+            "other" for any other defense.
         strength: strength of the defense, >= 0, in the defense's own unit.
         clip: norm C > 0 at which a defense clips, in units of the gradient of the mean loss; unknown is 1.
         noise_multiplier: standard deviation of a clipping defense's noise divided by C, >= 0; replaces the strength.
@@ -137,10 +139,11 @@ class Facts:
             )
         stated = Facts(**facts)  # type: ignore[arg-type]
         check_loss(stated.loss)
-        if stated.defense not in (None, "none", "other", *_defenses()):
+        if stated.defense not in (None, "none", "other", *_defenses()) and not _names_a_function(stated.defense):
             raise ValueError(
-                f"defense must be one that an attacker can know ({', '.join(_defenses())}), none, or other for any "
-                f"other; got {stated.defense!r}"
+                f"defense must be one that an attacker can know ({', '.join(_defenses())}), none, FILE.py:NAME for a "
+                "function of your own, which the audit's command must name too (--defense FILE.py:NAME), or other for "
+                f"any other; got {stated.defense!r}"
             )
         return stated
 
@@ -176,6 +179,11 @@ def check_loss(name: str | None) -> None:
             "loss must be cross_entropy, binary_cross_entropy (of several outputs), or other for any other loss; got "
             f"{name!r}"
         )
+
+
+def _names_a_function(defense: str) -> bool:
+    """Whether a defense is named as FILE.py:NAME; the file need not exist here, and is not read."""
+    return is_own(defense) and file_of(defense).suffix == ".py" and defense.rpartition(":")[2].isidentifier()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxleak import capture
 from jaxleak._base import PyTree
+from jaxleak._own_files import is_own
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.finding import DEFENSE_OTHER, LOSS_OTHER
 from jaxleak.capture._facts import check_loss
@@ -121,11 +122,16 @@ def stated_defense(known: capture.Facts, share: ClientShare) -> Defense | None:
     """
     if not is_defended(known) or known.defense == OTHER_DEFENSE:
         return None
+    if known.defense is not None and is_own(known.defense):
+        raise ValueError(
+            f"defense is stated as the function {known.defense}, and a name that is only stated runs no code: give the "
+            f"command --defense {known.defense} --strength S, or in Python pass what the function makes, as own_defense"
+        )
     kinds = ", ".join(CLIENT_DEFENSES)
     if known.defense not in CLIENT_DEFENSES:
         raise ValueError(
             f"defense must be one that an attacker can know ({kinds}), none, {OTHER_DEFENSE} for any other, or one of "
-            f"your own (own_defense=..., --defense FILE.py:NAME, never a file's statement); got {known.defense!r}"
+            f"your own (own_defense=..., --defense FILE.py:NAME); got {known.defense!r}"
         )
     return client_defense(
         known.defense, _strength(known), clip=known.clip, noise_multiplier=known.noise_multiplier,
