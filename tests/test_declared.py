@@ -52,7 +52,7 @@ COMPARED = {
 def test_built_in_defenses_do_what_they_declare(name):
     for strength in CLIENT_DEFENSES[name].strengths[::2]:
         defense = CLIENT_DEFENSES[name].build(strength)
-        assert check_mechanism(defense, UPLOAD, key=KEY) == (name in COMPARED)
+        assert bool(check_mechanism(defense, UPLOAD, key=KEY)) == (name in COMPARED)
 
 
 @pytest.mark.parametrize(
@@ -130,21 +130,46 @@ def test_wrong_declarations_are_refused(defense, message):
 
 
 @pytest.mark.parametrize(
-    "defense",
+    ("defense", "why"),
     [
-        per_leaf("payload", gaussian(0.1)),
-        per_leaf("per_example_gradient", gaussian(0.1), mechanism=Mechanism(noise=GaussianNoise(9.0))),
-        declaring(gaussian(0.1), simulation=Recomputed()),
-        declaring(gaussian(0.1), noise=GaussianNoise(9.0, of_sum=True)),
-        declaring(gaussian(0.1), noise=GaussianNoise(0.1, decay=0.5)),
-        declaring(gaussian(0.1), simulation=Replayed(random=True)),
-        declaring(gaussian(0.1), simulation=Replayed(random=True), noise=GaussianNoise(0.1)),
-        declaring(lambda key, leaf: 0.5 * leaf, carries=True),
-        declaring(lambda key, leaf: 0 * leaf, zeroes=True),
+        (per_leaf("payload", gaussian(0.1)), "declares no mechanism"),
+        (
+            per_leaf("per_example_gradient", gaussian(0.1), mechanism=Mechanism(noise=GaussianNoise(9.0))),
+            "acts at per_example_gradient",
+        ),
+        (declaring(gaussian(0.1), simulation=Clipped(1.0, examples=True)), "every example's gradient is clipped"),
+        (declaring(gaussian(0.1), simulation=Recomputed()), "no check is known for Recomputed"),
+        (declaring(gaussian(0.1), noise=GaussianNoise(9.0, of_sum=True)), "of a sum over the batch"),
+        (declaring(gaussian(0.1), noise=GaussianNoise(0.1, decay=0.5)), "the noise decays"),
+        (declaring(gaussian(0.1), simulation=Replayed(random=True)), "Replayed(random=True), whose law"),
+        (
+            declaring(gaussian(0.1), simulation=Replayed(random=True), noise=GaussianNoise(0.1)),
+            "beside the declared noise",
+        ),
+        (declaring(lambda key, leaf: 0.5 * leaf, carries=True), "carried over from earlier rounds"),
+        (declaring(lambda key, leaf: 0 * leaf, zeroes=True), "no entry arrives"),
     ],
 )
-def test_what_cannot_be_compared_is_not(defense):
-    assert not check_mechanism(defense, UPLOAD, key=KEY)
+def test_what_cannot_be_compared_is_not_and_the_reason_is_said(defense, why):
+    found = check_mechanism(defense, UPLOAD, key=KEY)
+    assert not found
+    assert why in found.uncompared
+
+
+def test_every_refusal_of_random_rounding_names_the_declaration_that_passes():
+    def rounded(key, leaf):
+        return jnp.floor(leaf / 0.5 + jax.random.uniform(key, leaf.shape)) * 0.5
+
+    for mechanism in (
+        Mechanism(),
+        Mechanism(simulation=Replayed()),
+        Mechanism(noise=GaussianNoise(0.2)),
+        Mechanism(noise=ProportionalNoise(0.2)),
+    ):
+        with pytest.raises(ValueError, match=r"rounds at random, .*simulation=Replayed\(random=True\)$"):
+            check_mechanism(per_leaf("payload", rounded, mechanism=mechanism), UPLOAD, key=KEY)
+    passes = per_leaf("payload", rounded, mechanism=Mechanism(simulation=Replayed(random=True)))
+    assert "law is not declared" in check_mechanism(passes, UPLOAD, key=KEY).uncompared
 
 
 def test_what_is_no_defense_is_refused():

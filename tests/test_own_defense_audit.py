@@ -66,6 +66,7 @@ def test_what_could_not_be_compared_is_said(client):
     told = audited(client, own_defense=drawn, defense="my own")
     (sentence,) = (reason for reason in told.reasons if "not all of which could be compared" in reason)
     assert sentence.startswith("The attacker who knows the defense (my own) believes")
+    assert "Replayed(random=True), whose law is not declared" in sentence
 
 
 def failing(key, payload, **_):

@@ -83,8 +83,9 @@ NAMES = {
         adam_step adaptive_dp_sgd bits_on_the_wire cancelling_noise chain check_mechanism CLIENT_DEFENSES
         client_defense ClientDefense clipped_gaussian composed Defense dp_sgd epsilon_of epsilon_of_schedule
         fake_gradients feature_dropout gaussian_noise guardian HORIZONTAL_PLACES label_dp_scale
-        laplace_noise magnitude_noise marvell mechanisms classical_noise_multiplier noise_multiplier_of
-        noise_multiplier_shorthand outpost PayloadEncoding per_leaf quantize Reading SHORTHAND_DELTA soteria sparsify
+        laplace_noise magnitude_noise marvell MechanismComparison mechanisms
+        classical_noise_multiplier noise_multiplier_of noise_multiplier_shorthand outpost PayloadEncoding per_leaf
+        quantize Reading SHORTHAND_DELTA soteria sparsify
         split_defense SPLIT_DEFENSES SPLIT_PLACES SplitDefense SplitRun stateless true_epsilon vfl_defender
         withhold_top
     """,

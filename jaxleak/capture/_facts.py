@@ -181,9 +181,11 @@ def check_loss(name: str | None) -> None:
         )
 
 
-def _names_a_function(defense: str) -> bool:
+def _names_a_function(defense: str | None) -> bool:
     """Whether a defense is named as FILE.py:NAME; the file need not exist here, and is not read."""
-    return is_own(defense) and file_of(defense).suffix == ".py" and defense.rpartition(":")[2].isidentifier()
+    if defense is None or not is_own(defense):
+        return False
+    return file_of(defense).suffix == ".py" and defense.rpartition(":")[2].isidentifier()
 
 
 @functools.cache

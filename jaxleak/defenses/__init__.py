@@ -22,7 +22,7 @@ from jaxleak.defenses._client_accounting import true_epsilon
 from jaxleak.defenses._client_defenses import CLIENT_DEFENSES, SHORTHAND_DELTA, ClientDefense, client_defense
 from jaxleak.defenses._composed import composed
 from jaxleak.defenses._compression import bits_on_the_wire, quantize, sparsify, withhold_top
-from jaxleak.defenses._declared import check_mechanism
+from jaxleak.defenses._declared import MechanismComparison, check_mechanism
 from jaxleak.defenses._dp_sgd import adaptive_dp_sgd, dp_sgd
 from jaxleak.defenses._fake_gradients import fake_gradients
 from jaxleak.defenses._feature_dropout import feature_dropout
@@ -42,6 +42,7 @@ __all__ = [
     "Defense",
     "PayloadEncoding",
     "HORIZONTAL_PLACES",
+    "MechanismComparison",
     "Reading",
     "SHORTHAND_DELTA",
     "SPLIT_DEFENSES",

@@ -1,5 +1,6 @@
 """Check whether a defense contradicts its declared mechanism, which would mislead an attacker who believes it."""
 
+import dataclasses
 import math
 
 import jax
@@ -23,9 +24,26 @@ _RUNS = 4
 _ERRORS = 5.0
 #: Share of the largest entry below which a difference is rounding of float32.
 _ROUNDING = 1e-5
+#: What to declare for random numbers that are no noise of a known size beside the client's own entries.
+_RANDOM = "if the defense rounds at random, or draws in a way that no noise describes, simulation=Replayed(random=True)"
 
 
-def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> bool:
+@dataclasses.dataclass(frozen=True)
+class MechanismComparison:
+    """What `check_mechanism` found; true if everything that the mechanism declares was compared.
+
+    Attributes:
+        uncompared: what could not be compared, as a clause; "" if everything was.
+    """
+
+    uncompared: str
+
+    def __bool__(self) -> bool:
+        """Whether everything was compared."""
+        return not self.uncompared
+
+
+def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> MechanismComparison:
     """Run a defense on numbers of several sizes, and compare what comes out with its declared mechanism.
 
     Attackers who know a defense believe its mechanism. A wrong mechanism misleads them, and the defense looks better
@@ -40,36 +58,50 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> boo
         key: key of the runs, which get different ones.
 
     Returns:
-        True if everything that the mechanism declares was compared. False if the defense acts elsewhere than on the
-        upload ("payload"), or declares no mechanism, noise that decays, noise of the sum over the batch, noise that is
-        replayed, entries carried over from earlier rounds, or anything of another kind; also False if nothing arrives.
+        A `MechanismComparison`, which is true if everything that the mechanism declares was compared. Otherwise its
+        `uncompared` says what was not: the defense acts elsewhere than on the upload ("payload"), or declares no
+        mechanism, noise that decays, noise of the sum over the batch, random numbers that are replayed, entries carried
+        over from earlier rounds, or anything of another kind; or nothing arrives.
 
     Raises:
         ValueError: naming what the mechanism declares and what the defense does.
     """
     _validate.made(Defense, "defenses.per_leaf", defense=defense)
     mechanism = defense.mechanism
-    if mechanism is None or defense.place != "payload" or not _is_known(mechanism):
-        return False
+    if mechanism is None:
+        return MechanismComparison("the defense declares no mechanism")
+    if defense.place != "payload":
+        return MechanismComparison(f"the defense acts at {defense.place}, and the check runs those of the payload")
+    if unknown := _unknown(mechanism):
+        return MechanismComparison(unknown)
     deviation = _deviation(mechanism)
     if deviation is not None and not 0 < deviation < math.inf:
         raise ValueError(f"mechanism must declare noise with a finite standard deviation > 0, got {deviation:g}")
     keys = jax.random.split(key, _RUNS)  # little may arrive in one run, where whole layers are dropped
     arrived = [_compare(defense, mechanism, payload, scale, one) for scale in _SCALES for one in keys]
     gaussian = mechanism.noise if isinstance(mechanism.noise, GaussianNoise) else GaussianNoise(1.0)
-    told = gaussian.decay == 1 and not mechanism.carries and not _replays_noise(mechanism)
-    return any(arrived) and told
+    if not any(arrived):
+        return MechanismComparison("no entry arrives")
+    if _replays_noise(mechanism):
+        return MechanismComparison("the simulation draws numbers, Replayed(random=True), whose law is not declared")
+    if mechanism.carries:
+        return MechanismComparison("entries are carried over from earlier rounds, and one round was run")
+    return MechanismComparison("" if gaussian.decay == 1 else "the noise decays over the rounds, and one round was run")
 
 
-def _is_known(mechanism: Mechanism) -> bool:
+def _unknown(mechanism: Mechanism) -> str:
+    """What makes a mechanism one of which nothing is compared; "" if there is nothing of the kind."""
     simulation, noise = mechanism.simulation, mechanism.noise
     if _replays_noise(mechanism) and noise is not None:
-        return False
+        return "the simulation draws random numbers, Replayed(random=True), beside the declared noise"
     if isinstance(simulation, Clipped) and simulation.examples:
-        return False
+        return "every example's gradient is clipped, and the check has only their mean"
     if isinstance(noise, GaussianNoise) and noise.of_sum:
-        return False
-    return isinstance(simulation, Replayed | Clipped | None) and isinstance(noise, _Sized | None)
+        return "the noise is that of a sum over the batch, whose size the check does not know"
+    for part, compared in ((simulation, Replayed | Clipped | None), (noise, _Sized | None)):
+        if not isinstance(part, compared):
+            return f"no check is known for {type(part).__name__}"
+    return ""
 
 
 def _replays_noise(mechanism: Mechanism) -> bool:
@@ -102,7 +134,8 @@ def _compare(defense: Defense, mechanism: Mechanism, payload: PyTree, scale: flo
                 _check_noise(name, deviation, unit, one - other, both & (unit > 0))
         elif not _replays_noise(mechanism) and (np.abs(one - other)[both] > _ROUNDING * largest).any():
             raise ValueError(
-                "mechanism declares nothing random, and what arrives differs from key to key; declare the noise"
+                "mechanism declares nothing random, and what arrives differs from key to key; declare the noise, or "
+                f"{_RANDOM}"
             )
         if not isinstance(mechanism.simulation, Replayed) and not mechanism.carries:
             _check_own(mechanism, leaf, one, other, both, largest)
@@ -123,9 +156,10 @@ def _check_noise(name: str, declared: float, unit: np.ndarray, difference: np.nd
         return
     found = math.sqrt(np.mean((difference[arrived] / unit[arrived]) ** 2) / 2)
     if abs(found / declared - 1) > _chance(int(arrived.sum())):
+        remedy = f"; {_RANDOM}" if found else ""
         raise ValueError(
             f"mechanism declares noise with a standard deviation of {declared:.3g}, and the defense adds noise of "
-            f"{found:.3g} to the leaf {name}"
+            f"{found:.3g} to the leaf {name}{remedy}"
         )
 
 
@@ -145,5 +179,5 @@ def _check_own(
         raise ValueError(
             "mechanism declares that entries which arrive are the client's own"
             f"{'' if deviation is None else ' but for its noise'}, and the defense changes them; declare a simulation, "
-            "such as Replayed()"
+            f"such as Replayed(), or {_RANDOM}"
         )

@@ -65,7 +65,10 @@ def known_defense(
     believes = f"The attacker who knows the defense ({known.defense}) believes the mechanism that it declares"
     if compared:
         return own, [f"{believes}, which was compared with what the defense does to random numbers."]
-    return own, [f"{believes}, not all of which could be compared: if it is wrong, more may leak than is found."]
+    return own, [
+        f"{believes}, not all of which could be compared: {compared.uncompared}. If it is wrong, more may leak than is "
+        "found."
+    ]
 
 
 def _require_known(defense: Defense, share: ClientShare) -> None:

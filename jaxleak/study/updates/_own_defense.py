@@ -47,10 +47,13 @@ def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]
             text = f"No attacker knew {name}: what leaks through it may be more."
         elif made.mechanism is None:
             text = f"{name} declares no mechanism, so no attacker knew it: what leaks through it may be more."
-        elif compared_with_mechanism(case):
+        elif compared := compared_with_mechanism(case):
             text = f"{believes}, which was compared with what the defense does."
         else:
-            text = f"{believes}, not all of which could be compared: if it is wrong, more leaks than the numbers say."
+            text = (
+                f"{believes}, not all of which could be compared: {compared.uncompared}. If it is wrong, more leaks "
+                "than the numbers say."
+            )
         said[text] = None
         if made.encode is dense:
             said[f"{name} states no encoding, so that its bits per entry are those of 32-bit numbers."] = None
@@ -71,8 +74,8 @@ def keeps_state(defense: defenses.Defense) -> bool:
     return bool(jax.tree.leaves(state))
 
 
-def compared_with_mechanism(case: Case) -> bool:
-    """Whether a user's own defense could be compared with its mechanism, on normal numbers in place of an upload.
+def compared_with_mechanism(case: Case) -> defenses.MechanismComparison:
+    """Compare a user's own defense with its mechanism, on normal numbers in place of an upload.
 
     Args:
         case: case that names the defense and its strength.
@@ -83,7 +86,7 @@ def compared_with_mechanism(case: Case) -> bool:
     assert case.defense is not None
     made = kind_of_defense(case.defense).build(case.strength)
     if _of_an_upload(made) is None:
-        return False
+        return defenses.MechanismComparison("the defense fails on an upload of random numbers")
     try:
         return defenses.check_mechanism(made, _upload(), key=jax.random.key(0))
     except ValueError as error:
