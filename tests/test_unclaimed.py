@@ -82,7 +82,8 @@ def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_pa
     )  # no label is claimed for a defended update
     assert verdict.verdict == verdict.headline == "not attacked"
     assert audit.EXIT_STATUS[verdict.verdict] == 4
-    assert any(" are spent of the 0 s of --minutes 0.0001: --minutes 1 would" in one for one in verdict.reasons)
+    (spent,) = (one for one in verdict.reasons if "the budget of --minutes 0.0001 (0 s) is spent" in one)
+    assert "Extend the budget to --minutes 1, which" in spent
     page = audit.write_report(tmp_path / "report.html", verdict, {}).read_text()
     assert "before any attack came to its end" in page
 
@@ -90,11 +91,12 @@ def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_pa
 def test_what_took_the_time_of_an_audit_without_attacks_is_said():
     said = _time_of_checks(0.5, 40.0, seconds=35.0, compiling=30.0)
     assert said == (
-        "The checks took 35 s, 30 of them compiling. 40 s are spent of the 30 s of --minutes 0.5: --minutes 2 would "
-        "leave 80 s for an attack."
+        "No attack has ended, since the budget of --minutes 0.5 (30 s) is spent: the audit has run for 40 s in all. "
+        "The checks took 35 s, and 30 s of that were the compiling of programs. Extend the budget to --minutes 2, "
+        "which would leave 80 s for an attack."
     )
     # The advice never names less time than was given, here used up by attacks that were cut short.
-    assert "--minutes 4 would leave 180 s" in _time_of_checks(3.0, 60.0, seconds=9.0, compiling=1.0)
+    assert "--minutes 4, which would leave 180 s" in _time_of_checks(3.0, 60.0, seconds=9.0, compiling=1.0)
 
 
 def test_a_difference_needs_its_learning_rate(client):

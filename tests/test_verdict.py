@@ -265,6 +265,8 @@ def test_starts_that_agree_on_another_gradient_get_no_number():
     cut = told(near._replace(finished=False, iterations=50))
     assert "cut short by the budget after 50 iterations" in cut
     assert "SSIM of 0.900, which certifies nothing before the search has ended." in cut
+    planned = told(near._replace(attack="fedleak_400", finished=False, iterations=50))
+    assert "cut short by the budget after 50 of 400 iterations (350 left out; a longer --minutes adds them)" in planned
 
 
 @pytest.mark.slow

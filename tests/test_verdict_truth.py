@@ -43,6 +43,22 @@ def test_known_images_are_compared_before_any_attack_and_never_reach_it(perceptr
         assert not wrong.answers
 
 
+def test_a_score_is_said_beside_those_of_answers_without_a_gradient():
+    truth = np.stack([np.zeros((4, 4, 1)), np.full((4, 4, 1), 0.8)])
+    labels = np.array([0, 1])
+    found, _ = scores((truth, labels), Answer("fedleak_400", np.full((2, 4, 4, 1), 0.5), np.array([0, 2]), 0.1, 0.1))
+    assert found["psnr_mean_image"] == pytest.approx(-20 * np.log10(0.4))
+    assert found["psnr_grey"] == pytest.approx(found["psnr"])
+    grey, mean = f"{found['psnr_grey']:.1f} dB", f"{found['psnr_mean_image']:.1f} dB"
+    said = _scored(found)
+    assert said.startswith(f"PSNR {grey}, SSIM ")
+    assert ", 50% of the labels. Without any gradient, " in said
+    assert said.endswith(f"a grey image has {grey}, and the mean of the true images {mean}")
+    single, _ = scores((truth[1:], None), Answer("fedleak_400", truth[1:], np.array([1]), 0.1, 0.1))
+    assert "psnr_mean_image" not in single
+    assert "labels" not in _scored(single)
+
+
 def test_a_truth_is_read_in_either_order_and_refused_by_name():
     x = np.random.default_rng(0).random((2, 3, 4, 1))
     for given in (x, x.transpose(0, 3, 1, 2)):
@@ -95,13 +111,13 @@ def test_scores_are_those_of_the_metrics_and_the_truth_is_in_the_answers_order()
     np.testing.assert_array_equal(ordered, shown)
     assert found["psnr"] == pytest.approx(20)
     assert found["label_accuracy"] == pytest.approx(2 / 3)
-    singly = {name: found.pop(name) for name in ("psnr_each", "ssim_each")}
+    singly = {name: found.pop(name) for name in ("psnr_each", "ssim_each", "psnr_mean_image")}
     assert found == metrics.image_scores(x, answer.x, true_labels=[0, 1, 1], labels=answer.y)[0]
     np.testing.assert_allclose(singly["psnr_each"], 20, rtol=1e-3)
     np.testing.assert_array_equal(singly["ssim_each"], metrics.ssim(shown, answer.x.clip(0, 1)))
     assert "label_accuracy" not in scores((x, None), answer)[0]
     assert "label_accuracy" not in scores((x, np.array([0, 1, 1])), answer._replace(y=np.array([1, -1, 2])))[0]
-    assert _scored(found) == f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}"
+    assert _scored(found).startswith(f"PSNR 20.0 dB, SSIM {found['ssim']:.2f}, 67% of the labels. ")
 
 
 def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_images_are_printed():
@@ -113,7 +129,7 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert said.startswith(
         "The truth contradicts a certificate. Images that are certified and are not the client's: 1 of 2"
     )
-    assert _scored(numbers).endswith(f" (1.00, {numbers['ssim_each'][1]:.2f})")
+    assert f" (1.00, {numbers['ssim_each'][1]:.2f}). " in _scored(numbers)
     for fine in (
         answer._replace(agreement=np.array([1.0, 0.5])),  # the wrong one is not certified
         answer._replace(toned=np.array([False, True])),  # the wrong brightness is not certified
@@ -195,7 +211,7 @@ def test_images_too_small_for_ssim_are_scored_without(shape):
     x = 0.8 * np.random.default_rng(0).random((1, *shape))
     found, _ = scores((x, None), Answer("fedleak_400", x + 0.1, np.array([1]), 0.0, 0.0))
     assert "ssim" not in found
-    assert _scored(found) == "PSNR 20.0 dB"
+    assert _scored(found) == f"PSNR 20.0 dB. Without any gradient, a grey image has {found['psnr_grey']:.1f} dB"
 
 
 @pytest.mark.slow

@@ -145,11 +145,17 @@ def read_truth(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _scored(metrics: dict[str, Any]) -> str:
-    """Say the scores against the truth in words; images that are too small have no SSIM."""
+    """Say the scores against the truth in words, beside those of answers that need no gradient.
+
+    Images that are too small have no SSIM, and attacks that seek no labels have no accuracy of labels.
+    """
     ssim = ", SSIM {ssim:.2f}" if "ssim" in metrics else ""
     each = metrics.get("ssim_each", [])
     single = f" ({', '.join(f'{value:.2f}' for value in each)})" if 1 < len(each) <= _SHOWN_SINGLY else ""
-    return ("PSNR {psnr:.1f} dB" + ssim).format_map(metrics) + single
+    labels = ", {label_accuracy:.0%} of the labels" if "label_accuracy" in metrics else ""
+    mean = ", and the mean of the true images {psnr_mean_image:.1f} dB" if "psnr_mean_image" in metrics else ""
+    nothing = labels + ". Without any gradient, a grey image has {psnr_grey:.1f} dB" + mean
+    return ("PSNR {psnr:.1f} dB" + ssim).format_map(metrics) + single + nothing.format_map(metrics)
 
 
 def _without_images(answer: Any) -> dict[str, Any]:

@@ -350,6 +350,15 @@ def conditions(case: Case) -> str:
     return stated
 
 
+def _iterations_of(answer: Answer) -> str:
+    """How many iterations of a search that the budget ended were done, and how many were left out, in words."""
+    planned = answer.attack.removeprefix(f"{answer.kind}_")
+    if not planned.isdigit():  # only the name of a search of several lengths says how long it is
+        return f"{answer.iterations} iterations"
+    left_out = int(planned) - answer.iterations
+    return f"{answer.iterations} of {planned} iterations ({left_out} left out; a longer --minutes adds them)"
+
+
 def told(answer: Answer) -> str:
     """A sentence on one attack: how long it ran and how near its answer came to the update."""
     counted = answer.counted_agreement
@@ -378,7 +387,7 @@ def told(answer: Answer) -> str:
         agreement += ", which certifies nothing before the search has ended"
     agreement += f". {answer.contradicted}" if answer.contradicted else ""
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
-    ended = "" if answer.finished else f", cut short by the budget after {answer.iterations} iterations"
+    ended = "" if answer.finished else f", cut short by the budget after {_iterations_of(answer)}"
     return (
         f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
         f"distance is {max(answer.cosine_distance, 0.0):.2g}{agreement}."

@@ -7,6 +7,7 @@ import numpy as np
 from jaxleak import _validate, metrics
 from jaxleak.audit._similarity import similarity
 from jaxleak.audit._verdict.verdict import Answer
+from jaxleak.metrics._images import mean_psnr
 
 _MULTI_LABEL = "labels of several classes per image cannot be scored; give x alone, without y"
 
@@ -64,11 +65,13 @@ def scores(truth: tuple[np.ndarray, np.ndarray | None], best: Answer) -> tuple[d
 
     The scores are those of `metrics.image_scores`. Since a mean hides that one of several images is wrong, there are
     also lists in the answer's order: `psnr_each` in dB, and `ssim_each`, or `similarity_each` where images are too
-    small for SSIM.
+    small for SSIM. For several images `psnr_mean_image` is what the mean of all true images scores in place of each.
     """
     x, y = truth
     answered = bool((best.y >= 0).all())  # equations that need no label give none
     found, order = metrics.image_scores(x, best.x, true_labels=y, labels=best.y if answered else None)
+    if len(x) > 1:  # the mean of a single image is this image
+        found["psnr_mean_image"] = mean_psnr(metrics.psnr(x, np.broadcast_to(x.mean(axis=0), x.shape)))
     shown, ordered = np.clip(best.x, 0, 1), x[np.argsort(order)]
     each = {"psnr_each": metrics.psnr(ordered, shown)}
     each["ssim_each" if "ssim" in found else "similarity_each"] = similarity(ordered, shown)

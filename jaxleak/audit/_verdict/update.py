@@ -271,9 +271,10 @@ def _time_of_checks(minutes: float, spent: float, *, seconds: float, compiling: 
     # A search compiles for about as long as the checks do, and then has to run.
     enough = max(math.ceil(3 * spent / 60), math.floor(minutes) + 1)
     return (
-        f"The checks took {seconds:.0f} s, {compiling:.0f} of them compiling. {spent:.0f} s are spent of the "
-        f"{60 * minutes:.0f} s of --minutes {minutes:g}: --minutes {enough} would leave {60 * enough - spent:.0f} s "
-        "for an attack."
+        f"No attack has ended, since the budget of --minutes {minutes:g} ({60 * minutes:.0f} s) is spent: the audit "
+        f"has run for {spent:.0f} s in all. The checks took {seconds:.0f} s, and {compiling:.0f} s of that were the "
+        f"compiling of programs. Extend the budget to --minutes {enough}, which would leave "
+        f"{60 * enough - spent:.0f} s for an attack."
     )
 
 
