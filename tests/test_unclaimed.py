@@ -10,6 +10,7 @@ from small_updates import perceptron
 
 from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.audit._checks import Finding
+from jaxleak.audit._checks.differences import said_of
 from jaxleak.audit._checks.equations import RANK
 from jaxleak.audit._checks.labels import Labels
 from jaxleak.audit._verdict.update import _time_of_checks
@@ -186,3 +187,10 @@ def test_starts_of_peeling_must_agree_more_closely(attack):
     assert not answer.shown.any()
     assert answer._replace(agreement=np.array([0.99])).shown.all()
     assert answer._replace(attack="fedleak").shown.all()
+
+
+def test_the_array_that_differs_most_is_named_in_one_sentence():
+    assert said_of(250.0, "fc/kernel", 0.03) == (
+        "The array that differs most from what this client would send is fc/kernel: by 3.0e-02 of its norm, which is "
+        "2.5e+02 times as much as rounding explains."
+    )

@@ -48,7 +48,8 @@ def save(path: str | Path, update: Any, **facts: Unpack[FactOptions]) -> None:
             parameters that require no gradient (`frozen`).
         facts: known facts about the client, the fields of `Facts`. For a PyTorch module, `batch_norm` is by default the
             mode of its layers of batch normalisation. If some of these layers are in training mode, `eval_layers` are
-            by default the others.
+            by default the others. The mode is that at the time of the call, and nothing in the module tells whether it
+            was another one in training: save before `net.eval()`. If `batch_norm` is stated, another mode is refused.
 
     Values that are not finite are written and logged: the client goes on, and an audit refuses the file.
 

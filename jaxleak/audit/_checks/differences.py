@@ -32,8 +32,8 @@ def shaken(batch: Batch) -> Batch:
 def said_of(worst: float, leaf: str, error: float) -> str:
     """What `furthest` found, in a sentence."""
     return (
-        f"The leaf furthest off is {leaf}: its error is {worst:.2g} times what rounding explains, and {error:.1e} "
-        "times its norm."
+        f"The array that differs most from what this client would send is {leaf}: by {error:.1e} of its norm, which is "
+        f"{worst:.2g} times as much as rounding explains."
     )
 
 
