@@ -156,6 +156,16 @@ def integer_labels(rule: str, dtype: Any) -> None:
         raise ValueError(f"{rule}, got dtype {dtype}{hint}")
 
 
+def label_remedy(y: Any) -> str:
+    """Say how labels (N, 1), or one-hot rows (N, C), become labels (N,); the text is empty for any other form."""
+    if y.ndim != 2 or y.dtype.kind not in "biuf" or not y.size:
+        return ""
+    if y.shape[1] == 1:
+        return ": labels of one column become labels of this shape by y[:, 0]"
+    one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
+    return ": one-hot rows become labels of this shape by y.argmax(axis=1)" if one_hot else ""
+
+
 def labels_in_range(y: Any, num_classes: int) -> None:
     """Raise `ValueError` unless `y` holds integers in [0, num_classes)."""
     y = np.asarray(y)

@@ -203,6 +203,10 @@ _X, _Y = np.zeros((2, 4, 4, 1)), np.array([0, 1])
         ),
         ({"x": np.zeros((3, 4, 4, 1)), "y": np.array([3, 1, 2])}, "labels must be counted from 0, got 1 to 3"),
         ({"x": _X, "y": _Y, "class_names": np.array([1, 2])}, "class_names must be a list of text"),
+        ({"images": _X, "labels": _Y}, r"has no array 'x'; it has images, labels\. Needed are x.* and y"),
+        ({"x": _X, "y": np.eye(3)[:2]}, r"got \(2, 3\): one-hot rows .* by y\.argmax\(axis=1\)"),
+        ({"x": _X, "y": _Y[:, None]}, r"got \(2, 1\): labels of one column .* by y\[:, 0\]"),
+        ({"x": np.full((2, 3, 8, 8), 255.0), "y": _Y}, r"transpose x.*; and float images .*: divide x by 255"),
     ],
 )
 def test_npz_content_is_checked(tmp_path, arrays, message):

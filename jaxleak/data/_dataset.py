@@ -78,9 +78,11 @@ def checked_labels(y: np.ndarray, samples: int, where: str) -> np.ndarray:
     Raises:
         ValueError: if the labels are not integers of shape (samples,) in [0, 65536).
     """
-    _validate.integer_labels(f"{where}: labels must be integers", y.dtype)
+    # The shape comes first: one-hot rows are often floats, and that is not what is wrong with them.
     if y.shape != (samples,):
-        raise ValueError(f"{where}: labels must have shape ({samples},), one per sample, got {y.shape}")
+        remedy = _validate.label_remedy(y)
+        raise ValueError(f"{where}: labels must have shape ({samples},), one per sample, got {y.shape}{remedy}")
+    _validate.integer_labels(f"{where}: labels must be integers", y.dtype)
     if y.min() < 0:
         raise ValueError(f"{where}: labels must be >= 0, got {y.min()}")
     _check_largest(y, _MAX_CLASSES, where)
@@ -130,13 +132,10 @@ def build(
         raise ValueError(f"{where}: x must be uint8 or float, got dtype {x.dtype}")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise ValueError(f"{where}: x must be (N, H, W, C), (N, H, W) or (N, F), none of them 0, got {x.shape}")
-    if x.ndim == 4 and x.shape[-1] not in _CHANNELS and x.shape[1] in _CHANNELS:
-        raise ValueError(
-            f"{where}: images must have their channels last, (N, H, W, C), got {x.shape}: transpose x by "
-            "x.transpose(0, 2, 3, 1)"
-        )
     if x.dtype != np.uint8 and not np.all(np.isfinite(x)):
         raise ValueError(f"{where}: x holds non-finite values")
+    if x.ndim > 2:
+        _check_images(x, where)
     labels = checked_labels(y, len(x), where)
     if names is None:
         _check_count_from_zero(labels, where)
@@ -144,15 +143,27 @@ def build(
     picks = draw(len(x), n, seed, name)
     if x.ndim == 2:
         return Dataset(scaled_columns(x)[picks], labels[picks], classes, name)
-    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
-        raise ValueError(f"{where}: float images must lie within [0, 1], got {x.min():g} to {x.max():g}")
-    if x.dtype == np.uint8 and x.max() <= 1:
-        raise ValueError(
-            f"{where}: uint8 images must have 255 for white, and the largest value here is {x.max()}, nearly black: "
-            "multiply x by 255, or give floats in [0, 1]"
-        )
     images = unit_pixels(x[picks]) if x.dtype == np.uint8 else x[picks].astype(np.float32)
     return Dataset(images[..., None] if x.ndim == 3 else images, labels[picks], classes, name)
+
+
+def _check_images(x: np.ndarray, where: str) -> None:
+    """Raise `ValueError` with all faults of images at once: a user who mends the first should not meet the second."""
+    faults = []
+    if x.ndim == 4 and x.shape[-1] not in _CHANNELS and x.shape[1] in _CHANNELS:
+        faults.append(
+            f"images must have their channels last, (N, H, W, C), got {x.shape}: transpose x by x.transpose(0, 2, 3, 1)"
+        )
+    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+        scale = ": divide x by 255" if x.min() >= 0 and 1 < x.max() <= 255 else ""
+        faults.append(f"float images must lie within [0, 1], got {x.min():g} to {x.max():g}{scale}")
+    if x.dtype == np.uint8 and x.max() <= 1:
+        faults.append(
+            f"uint8 images must have 255 for white, and the largest value here is {x.max()}, nearly black: "
+            "multiply x by 255, or give floats in [0, 1]"
+        )
+    if faults:
+        raise ValueError(f"{where}: {'; and '.join(faults)}")
 
 
 def check_request(n: int | None, seed: int) -> None:

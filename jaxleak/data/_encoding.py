@@ -15,7 +15,7 @@ import numpy as np
 from jaxleak import _validate
 from jaxleak.data._csv import read_columns
 from jaxleak.data._dataset import checked_labels
-from jaxleak.data._files import existing_file, read_npz
+from jaxleak.data._files import array_names, existing_file, read_npz
 from jaxleak.data._load import HOW_TO_MAKE, load
 
 Scaling = Literal["minmax", "quantile"]
@@ -204,7 +204,7 @@ def _npz_table(spec: str) -> Table:
             raise FileNotFoundError(f"{spec} needs {path}, which does not exist; {HOW_TO_MAKE}")
     members = read_npz(path, _MEMBERS)
     if "y" not in members or not ({"x", "x_cat", "x_num"} & members.keys()):
-        raise ValueError(f"{path} must have an array y, and x or x_num and x_cat")
+        raise ValueError(f"{path} must have an array y, and x or x_num and x_cat; it has {array_names(path)}")
     for name in ("x", "x_num", "x_cat"):
         if name in members and members[name].dtype.kind not in "biuf":
             raise ValueError(

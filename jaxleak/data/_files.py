@@ -56,7 +56,10 @@ def npz(spec: str, path: Path, n: int | None, seed: int) -> Dataset:
     members = read_npz(path)
     for key in ("x", "y"):
         if key not in members:
-            raise ValueError(f"{path} has no array {key!r}; it has {', '.join(sorted(members)) or 'none'}")
+            raise ValueError(
+                f"{path} has no array {key!r}; it has {array_names(path)}. Needed are x, which is (N, H, W, C) or "
+                "(N, H, W) for images or (N, F) for a table, and y, which is (N,) whole numbers"
+            )
     names = members.get("class_names")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
         raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")
@@ -86,6 +89,12 @@ def read_npz(path: Path, names: Sequence[str] = ("x", "y", "class_names")) -> di
                 "as codes first"
             ) from error
         raise ValueError(f"{path} cannot be read, it may be corrupt: {str(error) or type(error).__name__}") from error
+
+
+def array_names(path: Path) -> str:
+    """List the arrays that an npz file holds in a text, such as `images, labels`; "no array at all" if it is empty."""
+    with zipfile.ZipFile(path) as archive:
+        return ", ".join(sorted(name.removesuffix(".npy") for name in archive.namelist())) or "no array at all"
 
 
 def idx(spec: str, images: Path, labels: Path, n: int | None, seed: int) -> Dataset:
@@ -161,5 +170,5 @@ def count(path: Path) -> int:
     """
     members = read_npz(path)
     if "y" not in members:
-        raise ValueError(f"{path} has no array 'y'")
+        raise ValueError(f"{path} has no array 'y'; it has {array_names(path)}")
     return members["y"].size

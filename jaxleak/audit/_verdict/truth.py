@@ -31,13 +31,19 @@ def check_truth(truth: tuple[Any, Any] | None, images: int, shape: tuple[int, ..
     x, y = np.asarray(truth[0], np.float32), None if truth[1] is None else np.asarray(truth[1])
     if x.ndim == 4 and x.shape != (images, *shape) and x.shape == (images, shape[2], *shape[:2]):
         x = x.transpose(0, 2, 3, 1)  # PyTorch's order
+    # A user who mends one fault should not meet the other one in the next try.
+    faults = []
     if x.shape != (images, *shape):
-        raise ValueError(f"truth must hold images of shape {(images, *shape)}, got {x.shape}")
-    if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+        first = x.ndim == 4 and x.shape[-1] != shape[2] and x.shape[1] == shape[2]
+        order = "; their channels come first, and x.transpose(0, 2, 3, 1) puts them last" if first else ""
+        faults.append(f"images of shape {(images, *shape)}, got {x.shape}{order}")
+    if x.size and not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
         scale = "; divide by 255" if 1 < x.max() <= 255 and x.min() >= 0 else ""
         if shape[:2] == (1, 1):
             scale = "; scale every column of a table by its smallest and its largest value"
-        raise ValueError(f"truth must hold images in [0, 1], got {x.min():.3g} to {x.max():.3g}{scale}")
+        faults.append(f"images in [0, 1], got {x.min():.3g} to {x.max():.3g}{scale}")
+    if faults:
+        raise ValueError(f"truth must hold {', and '.join(faults)}")
     return x, None if y is None else _labels(y, images, classes)
 
 
@@ -48,10 +54,9 @@ def _said(truth: Any) -> str:
 def _labels(y: np.ndarray, images: int, classes: int) -> np.ndarray:
     wanted = f"truth must hold {images} labels in [0, {classes})"
     if y.shape != (images,):
-        remedy = ""
-        if y.ndim == 2 and y.shape[1] > 1:
-            one_hot = ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()
-            remedy = ": one-hot? take the argmax" if one_hot else f": {_MULTI_LABEL}"
+        remedy = _validate.label_remedy(y)
+        if not remedy and y.ndim == 2:
+            remedy = f": {_MULTI_LABEL}"
         raise ValueError(f"{wanted}, got shape {y.shape}{remedy}")
     if y.dtype.kind not in "iuf" or not (y == np.floor(y)).all():
         raise ValueError(f"{wanted} that are whole numbers, got {y}")
