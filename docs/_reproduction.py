@@ -317,7 +317,9 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
         common = _common([entry.differs for entry in measured])
         if common:
             lines += [f"All measurements differ from the paper in this: {'; '.join(common)}.", ""]
-        others_of = [[part for part in entry.differs.split("; ") if part and part not in common] for entry in measured]
+        # A measurement of several settings repeats the notes that they share.
+        parts_of = [dict.fromkeys(entry.differs.split("; ")) for entry in measured]
+        others_of = [[part for part in parts if part and part not in common] for parts in parts_of]
         letters = _letters([part for parts in others_of for part in parts])
         rows = [
             [*_row(e, beyond=ledger.beyond(e), decides=e.key in deciding), ", ".join(letters[part] for part in parts)]
@@ -377,7 +379,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 def _common(differences: Sequence[str]) -> list[str]:
     """The parts that all lists of differences share, in the order of the first list."""
-    first, *rest = [text.split("; ") for text in differences]
+    first, *rest = [dict.fromkeys(text.split("; ")) for text in differences]
     return [part for part in first if part and all(part in other for other in rest)]
 
 

@@ -171,6 +171,14 @@ class TestCommand:
             reproduced(check=5, table=("nosuch",))
 
 
+def test_a_measurement_of_several_settings_names_each_difference_once():
+    text = "\n".join(pages.pages([ledger_of("cafe"), ledger_of("cafe-iclr")]).values())
+    lists = [line.split(" | ")[-1].rstrip(" |").split(", ") for line in text.splitlines() if line.startswith("| ")]
+    letters = [names for names in lists if all(re.fullmatch("[a-z]{1,2}", name) for name in names)]
+    assert max(map(len, letters)) > 3
+    assert all(len(set(names)) == len(names) for names in letters)
+
+
 def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run_as_printed(ledger, tmp_path, capsys):
     study = FakeStudy(
         measurement(CELL, 40.0, "reduced"), measurement(CELL, 9.0, "ours"), measurement(OTHER, 8.0, "ours")
