@@ -1,5 +1,7 @@
 """A vertical run with a user's table, division of the columns, and defense."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -147,6 +149,14 @@ def test_columns_are_scored_one_by_one_with_all_features_of_a_category(table):
         ("age", "own", "0.900"), ("income", "0.100", "own"), ("balance", "0.300", "own"), ("score", "-", "own"),
         ("job", "0.400", "own"),
     ]  # fmt: skip
+    assert "hashed" not in section.text[0]
+    bad = {"columns_shared": np.array([-193.0, 0.0, np.nan, 1e-3])}
+    (section,) = column_section("people", replace(case, categories="hashed"), bad, seed=0)
+    assert [tuple(row) for row in section.rows] == [
+        ("age", "own"), ("income", "none"), ("balance", "none"), ("score", "-"), ("job (hashed)", "0.001"),
+    ]  # fmt: skip
+    assert "'none' stands for 0" in section.text[0]
+    assert "'(hashed)' marks" in section.text[0]
     assert column_section("people", case, {"right_free": np.ones(2)}, seed=0) == ()
     assert column_section("digits", SplitCase("digits"), arrays, seed=0) == ()
 
