@@ -125,3 +125,21 @@ def test_whoever_reads_a_table_is_told_how_its_columns_were_read(tmp_path):
         "12 rows; columns: 1 numeric (missing values: 1) and 2 categorical ('job', 'rate'); "
         "3 classes: 7 of 'Yes', 4 of 'no', 1 of 'yes'"
     )
+
+
+def test_a_column_whose_values_all_differ_is_named_as_a_possible_id(tmp_path):
+    rows = [f"{1000 + row},k{row},{row / 7},{row % 9},{row % 2}" for row in range(30)]
+    spec = _written(tmp_path, "\n".join(["number,key,height,age,y", *rows])) + "?label=y"
+    with pytest.warns(UserWarning, match="looks like an id") as caught:
+        data.load_table(spec)
+    said = [str(warning.message) for warning in caught]
+    assert [text.split("column ")[1].split()[0] for text in said] == ["'number'", "'key'"]
+    assert all("its 30 values all differ" in text for text in said)
+    assert "leave it out by &drop=key " in said[1]
+    data.load_table(spec + "&drop=number,key")  # pytest makes an error of a warning
+    few = _written(tmp_path, "\n".join(["number,key,height,age,y", *rows[:19]])) + "?label=y"
+    data.load_table(few)
+    np.savez(tmp_path / "t.npz", x=np.stack([np.arange(30) % 7, np.arange(30)], axis=1), y=np.arange(30) % 2)
+    with pytest.warns(UserWarning, match="t.npz: column 'numeric 1' looks like an id") as caught:
+        data.load_table(f"npz:{tmp_path / 't.npz'}")
+    assert len(caught) == 1

@@ -108,7 +108,7 @@ def test_bad_tables(tmp_path, monkeypatch):
             data.load_table(saved(x=np.ones((5, 2)), y=np.array(y)))
     with pytest.raises(ValueError, match="must have an array y"):
         data.load_table(saved(x=np.ones((5, 2))))
-    with pytest.raises(ValueError, match="must have an array y, and x or x_num and x_cat"):
+    with pytest.raises(ValueError, match="must have an array y, and x or x_num and x_cat; it has y"):
         data.load_table(saved(y=TABLE.y))
     for marked in (np.array([True]), np.array([1, 0])):
         with pytest.raises(ValueError, match=r"is_categorical must be bool of shape \(2,\)"):

@@ -77,7 +77,7 @@ def test_a_truth_is_read_in_either_order_and_refused_by_name():
         ((x, [-1, 0]), "truth must hold 2 labels in"),
         ((x, np.eye(5)[:2]), r"truth must hold 2 labels .* got shape \(2, 5\): one-hot rows .* by y.argmax"),
         ((x, [[0], [4]]), r"got shape \(2, 1\): labels of one column .* by y\[:, 0\]"),
-        ((255 * x[:, :2].transpose(0, 3, 1, 2), None), r"channels come first.*transpose.*, and images in.*divide by 255"),
+        ((255 * x[:, :2].transpose(0, 3, 1, 2), None), r"channels come first.*, and images in.*divide by 255"),
         ((x, np.ones((2, 5))), "got shape .*: labels of several classes per image cannot be scored; give x alone"),
         ((x, np.zeros((2, 5))), "cannot be scored; give x alone"),  # without any finding
         ((x, np.full((2, 5), 0.2)), "cannot be scored; give x alone"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxleak.data._dataset import Dataset, build
 from jaxleak.data._files import existing_file
+from jaxleak.data._ids import warn_of_ids
 
 #: Texts that stand for a missing value, in upper or lower case.
 _MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
@@ -34,7 +35,8 @@ def read_columns(spec: str) -> Columns:
     """Read the columns of the CSV file in a data specification.
 
     A column is numeric if every value that is not missing is a finite number; any other column is categorical. The
-    header decides whether commas, semicolons or tabs separate the values.
+    header decides whether commas, semicolons or tabs separate the values. A column whose values are whole numbers or
+    texts that all differ is kept with a `UserWarning`, as it may be an id.
 
     Args:
         spec: "csv:FILE?label=NAME", optionally followed by "&categorical=NAME,NAME" for columns whose numbers are codes
@@ -68,6 +70,7 @@ def read_columns(spec: str) -> Columns:
                 f"{path}: column {name!r} {_why_too_many(texts, found)}, or leave the column out by &drop={name}"
             )
         categorical[name] = codes
+    warn_of_ids({**numeric, **categorical}, str(path), "leave it out by &drop={name} in the specification")
     return Columns(
         _side_by_side(numeric, len(rows), float),
         _side_by_side(categorical, len(rows), int),

@@ -16,6 +16,7 @@ from jaxleak import _validate
 from jaxleak.data._csv import read_columns
 from jaxleak.data._dataset import checked_labels
 from jaxleak.data._files import array_names, existing_file, read_npz
+from jaxleak.data._ids import warn_of_ids
 from jaxleak.data._load import HOW_TO_MAKE, load
 
 Scaling = Literal["minmax", "quantile"]
@@ -230,6 +231,10 @@ def _npz_table(spec: str) -> Table:
     if (broken := categorical[categorical % 1 != 0]).size:
         raise ValueError(f"{path}: categorical columns must hold whole numbers as codes, got {broken[0]}")
     labels = checked_labels(members["y"], samples, str(path))
+    if spec.startswith("npz:"):
+        for kind, part in (("numeric", numeric), ("categorical", categorical)):
+            named = {f"{kind} {number}": column for number, column in enumerate(part.T)}
+            warn_of_ids(named, str(path), "leave it out of the file's array, such as by numpy.delete")
     return _table(numeric.astype(np.float64), categorical.astype(np.int64), labels, spec)
 
 
