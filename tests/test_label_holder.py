@@ -218,9 +218,12 @@ def test_a_study_scores_it_beside_what_it_knows_anyway():
     case = SplitCase("breast_cancer", defense="noise_embedding", strength=1e-4, **SMALL)
     problem = split_problem(case, 0)
     start = problem.victim_protocol.init(jax.random.key(0))
-    scores, columns = label_holder_scores(case, problem, start, 0)
-    assert columns.keys() == {f"columns_label_holder{suffix}" for suffix in ("", "_adaptive", "_alone")}
-    assert len(columns["columns_label_holder"]) == len(problem.columns[0])
+    scores, arrays = label_holder_scores(case, problem, start, 0)
+    pictured = {f"label_holder_{name}" for name in ("own", "victims", "estimate")}
+    assert arrays.keys() == pictured | {f"columns_label_holder{suffix}" for suffix in ("", "_adaptive", "_alone")}
+    assert len(arrays["columns_label_holder"]) == len(problem.columns[0])
+    error = np.mean((arrays["label_holder_estimate"] - arrays["label_holder_victims"]) ** 2)
+    assert error == pytest.approx(scores["feature_mse_label_holder"], rel=1e-5)
     left = np.asarray(party_records.victims_features(problem.model, problem.victim.x, 1))
     assert scores["feature_variance_label_holder"] == pytest.approx(left.var(axis=0).mean(), rel=1e-5)
     alone, variance = scores["feature_mse_label_holder_alone"], scores["feature_variance_label_holder"]

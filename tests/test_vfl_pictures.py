@@ -63,6 +63,32 @@ def test_images_have_every_pixel_at_its_place(seed, monkeypatch, tmp_path):
     assert (held[:, np.concatenate(problem.columns[1:])] == 0.5).all()
 
 
+def test_the_label_holder_has_a_panel_and_rows_with_its_own_truth(problem, monkeypatch, tmp_path):
+    drawn, titles = {}, []
+    monkeypatch.setattr(pictures.sheets, "comparison_sheet", lambda path, rows, **_: drawn.update(rows))
+    monkeypatch.setattr(
+        pictures.plots, "save_figure", lambda figure, path: titles.extend(a.get_title(loc="left") for a in figure.axes)
+    )
+    theirs, last = party_records.victims_features(problem.model, problem.victim.x, 2), problem.victim.x[:, 2]
+    victims = np.asarray(party_records.victims_features(problem.model, problem.victim.x, ADVERSARY))
+    arrays = {
+        "own": problem.own(problem.victim), "victims": victims, "estimate": victims, "baseline": victims,
+        "label_holder_own": np.asarray(last)[:, : problem.model.widths[2]],
+        "label_holder_victims": np.asarray(theirs), "label_holder_estimate": np.asarray(theirs) + 0.5,
+    }  # fmt: skip
+    captions = pictures.draw_pictures(tmp_path, "digits", CASE, [{}], [arrays], seed=0)
+    assert all("label holder" in text for text in captions.values())
+    (panel,) = (title for title in titles if "label holder" in title)
+    assert "error 0.2500" in panel
+    assert f"{np.asarray(theirs).var(axis=0).mean():.4f} by always" in panel
+    held, found = (images.reshape(-1, 64) for label, images in drawn.items() if "label holder" in label)
+    own, truth = problem.columns[2], drawn["private images"].reshape(-1, 64)
+    np.testing.assert_allclose(held[:, own], truth[:, own])
+    np.testing.assert_allclose(found[:, own], truth[:, own])
+    others = np.concatenate(problem.columns[:2])
+    np.testing.assert_allclose(found[:, others], np.minimum(truth[:, others] + 0.5, 1), rtol=1e-6)
+
+
 def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(pictures.plots, "curves", lambda path, series, **options: shown.update(series, **options))

@@ -36,7 +36,10 @@ def label_holder_scores(
         labels and own features alone. `feature_variance_label_holder` is the variance of the other parties' features.
         `feature_gain_label_holder`, also with `..._adaptive`, is the share of this variance by which the error is lower
         than that from labels and own features alone. The arrays `columns_label_holder`, also with `..._adaptive`, and
-        `columns_label_holder_alone` have the explained share of every column's variance (`Truth.by_column`).
+        `columns_label_holder_alone` have the explained share of every column's variance (`Truth.by_column`). For
+        pictures there are, of the samples that took part, `label_holder_own` (n, d), `label_holder_victims` (n, d') and
+        `label_holder_estimate` (n, d'), its answer with an undefended shadow run; and `label_holder_known` (n, d') bool
+        where a number of the victims is missing.
     """
     model, key = problem.model, jax.random.key(seed)
     party = model.parties - 1
@@ -48,7 +51,7 @@ def label_holder_scores(
     truth = Truth(problem, np.asarray(seen.index), party)
     known, count = truth.victims(problem.shadow.x), len(problem.victim.y)
     scores = {"feature_variance_label_holder": truth.feature_variance}
-    columns: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     shadows = {"": problem.shadow_protocol}
     if case.defense != "none":
         shadows["_adaptive"] = problem.adaptive_protocol
@@ -68,6 +71,18 @@ def label_holder_scores(
         scores[f"feature_mse_label_holder{suffix}"] = error
         scores[f"feature_gain_label_holder{suffix}"] = truth.gain(error, alone)
         scores.setdefault("feature_mse_label_holder_alone", alone)
-        columns[f"columns_label_holder{suffix}"] = truth.by_column(answers[0])
-        columns.setdefault("columns_label_holder_alone", truth.by_column(answers[1]))
-    return scores, columns
+        arrays[f"columns_label_holder{suffix}"] = truth.by_column(answers[0])
+        arrays.setdefault("columns_label_holder_alone", truth.by_column(answers[1]))
+        arrays.setdefault("label_holder_estimate", answers[0][truth.took_part])
+    return scores, arrays | _pictured(problem, truth)
+
+
+def _pictured(problem: SplitProblem, truth: Truth) -> dict[str, np.ndarray]:
+    """What a picture shows beside the answer: the label holder's own features, and the true ones of the others."""
+    own = np.asarray(problem.victim.x)[truth.took_part, truth.party, : problem.model.widths[truth.party]]
+    known = truth.known[truth.took_part]
+    return {
+        "label_holder_own": own,
+        "label_holder_victims": truth.victims(problem.victim.x)[truth.took_part],
+        **({} if known.all() else {"label_holder_known": known}),
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,25 @@ _GREY = 0.5
 #: Cells along each side of the picture of features. With 17, every one of the 17 values of digits has its own cell.
 _BINS = 17
 _UNIT = ((0, 1), (0, 1))
-#: The names of the arrays of recovered features, and the titles of their panels.
-_RECOVERED = {"estimate": "VFLRecon", "baseline": ATTACK_LABELS["baseline"]}
+
+
+class _Answer(NamedTuple):
+    """An attacker's answer among the arrays of a run."""
+
+    label: str
+    array: str  # name of the array of recovered features
+    of: str = ""  # beginning of the names of the arrays of what this attacker holds and of what it lacks
+
+    def array_of(self, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+        """The array of this attacker: `own`, `victims`, or `known` (which of the victims' features are scored)."""
+        if name == "known" and f"{self.of}known" not in arrays:
+            return np.ones(arrays[f"{self.of}victims"].shape, bool)
+        return arrays[f"{self.of}{name}"]
+
+
+#: The answers that pictures show. The label holder's is shown where the run has it.
+_PARTYS = (_Answer("VFLRecon", "estimate"), _Answer(ATTACK_LABELS["baseline"], "baseline"))
+_LABEL_HOLDERS = _Answer("the label holder", "label_holder_estimate", "label_holder_")
 
 
 def draw_pictures(
@@ -58,19 +76,22 @@ def draw_pictures(
         )
     if "estimate" not in arrays[0] or "baseline" not in arrays[0]:
         return captions
-    _features(folder / f"{name}-features.png", arrays[0])
+    answers = (*_PARTYS, *([_LABEL_HOLDERS] if _LABEL_HOLDERS.array in arrays[0] else []))
+    others = len(answers) > len(_PARTYS)
+    _features(folder / f"{name}-features.png", answers, arrays[0])
     captions[f"{name}-features.png"] = (
         f"The victims' features of {name} with the first seed: each is counted in the cell of its true value and "
         "of the value that the attacker recovered, and a darker cell holds more of them. Features on the dotted "
         "line are recovered exactly. Where the dark cells do not follow that line, recovered values say nothing "
-        "about the true ones."
+        "about the true ones." + (" The label holder's victims are all other parties." if others else "")
     )
     if case.data in WIDTHS:
-        _images(folder / f"{name}-images.png", case, arrays[0], seed)
+        _images(folder / f"{name}-images.png", case, answers, arrays[0], seed)
         captions[f"{name}-images.png"] = (
             f"The first {SHOWN} images of {name} that took part in training with the first seed. Every pixel is scaled "
-            "to its own range. The grey pixels in the second row belong to the victims, and the rows below show what "
-            "an attacker puts in their place; a higher PSNR is closer to the private images."
+            "to its own range. The grey pixels belong to the victims, and the rows below show what an attacker puts in "
+            "their place; a higher PSNR is closer to the private images."
+            + (" The label holder has other pixels than the attacker of the rows above it." if others else "")
         )
     return captions
 
@@ -92,47 +113,55 @@ def _labels(path: Path, scores: Sequence[Mapping[str, float]], arrays: Sequence[
     )  # fmt: skip
 
 
-def _features(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    figure, panels = plots.subplots(1, 2, size=(9, 4.4))
-    victims = arrays["victims"]
-    known = arrays.get("known", np.ones(victims.shape, bool))
-    true = victims[known]
-    # The colours mean the same in both panels.
-    most = max(np.histogram2d(true, np.clip(arrays[key][known], 0, 1), _BINS, _UNIT)[0].max() for key in _RECOVERED)
-    for axes, (key, title) in zip(panels, _RECOVERED.items(), strict=True):
-        found = arrays[key][known]
+def _features(path: Path, answers: Sequence[_Answer], arrays: Mapping[str, np.ndarray]) -> None:
+    figure, panels = plots.subplots(1, len(answers), size=(4.5 * len(answers), 4.4))
+    pairs = []
+    for answer in answers:
+        known = answer.array_of(arrays, "known")
+        pairs.append((answer.array_of(arrays, "victims")[known], arrays[answer.array][known]))
+    # The colours mean the same in all panels.
+    most = max(np.histogram2d(true, np.clip(found, 0, 1), _BINS, _UNIT)[0].max() for true, found in pairs)
+    for axes, answer, (true, found) in zip(panels, answers, pairs, strict=True):
         cells = axes.hist2d(
             true, np.clip(found, 0, 1), bins=_BINS, range=_UNIT, norm="log", vmin=1, vmax=most, cmap="Blues", cmin=1
         )[-1]
         axes.axline((0, 0), slope=1, color="black", linewidth=1, linestyle=":")
-        axes.set_title(f"{title}\nmean squared error {np.mean((found - true) ** 2):.4f} (lower leaks more)", fontsize=9)
+        variance = metrics.feature_variance(
+            answer.array_of(arrays, "victims"), entries=answer.array_of(arrays, "known")
+        )
+        axes.set_title(
+            f"{answer.label}\nmean squared error {np.mean((found - true) ** 2):.4f} (lower leaks more)\n"
+            f"{variance:.4f} by always answering a feature's mean",
+            fontsize=9,
+        )
         axes.set_xlabel("true value of the feature")
     panels[0].set_ylabel("recovered value of the feature")
     figure.colorbar(cells, ax=panels, label="number of features in a cell")
-    variance = metrics.feature_variance(victims, entries=known)
-    figure.suptitle(
-        f"Right values lie on the dotted line. Always answering a feature's mean has an error of {variance:.4f}.",
-        fontsize=10,
-    )
+    figure.suptitle("Right values lie on the dotted line.", fontsize=10)
     plots.save_figure(figure, path)
 
 
-def _images(path: Path, case: SplitCase, arrays: Mapping[str, np.ndarray], seed: int) -> None:
+def _images(
+    path: Path, case: SplitCase, answers: Sequence[_Answer], arrays: Mapping[str, np.ndarray], seed: int
+) -> None:
     columns = split_problem(case, seed).columns
     side = WIDTHS[case.data]
 
-    def assembled(victims: np.ndarray | float) -> np.ndarray:
-        """Images from the adversary's own pixels and an estimate of the others; dropped pixels are black."""
-        x = np.zeros((len(arrays["own"]), side * side))
-        x[:, columns[ADVERSARY]] = arrays["own"]
-        x[:, np.concatenate([own for party, own in enumerate(columns) if party != ADVERSARY])] = victims
+    def assembled(answer: _Answer, victims: np.ndarray | float) -> np.ndarray:
+        """Images from an attacker's own pixels and an estimate of the others; dropped pixels are black."""
+        own, attacker = answer.array_of(arrays, "own"), len(columns) - 1 if answer.of else ADVERSARY
+        x = np.zeros((len(own), side * side))
+        x[:, columns[attacker]] = own
+        x[:, np.concatenate([theirs for party, theirs in enumerate(columns) if party != attacker])] = victims
         return x.reshape(-1, side, side, 1)[:SHOWN]
 
-    truth = assembled(arrays["victims"])
-    rows = {"private images": truth, "what the attacker holds, with the victims' pixels in grey": assembled(_GREY)}
-    for key, label in (("estimate", "VFLRecon"), ("baseline", ATTACK_LABELS["baseline"])):
-        images = np.clip(assembled(arrays[key]), 0, 1)
-        rows[f"{label}: mean PSNR {metrics.psnr(truth, images).mean():.1f} dB"] = images
+    truth = assembled(answers[0], arrays["victims"])
+    rows = {"private images": truth}
+    for answer in answers:
+        holder = answer.label if answer.of else "the attacker"
+        rows.setdefault(f"what {holder} holds, with the victims' pixels in grey", assembled(answer, _GREY))
+        images = np.clip(assembled(answer, arrays[answer.array]), 0, 1)
+        rows[f"{answer.label}: mean PSNR {metrics.psnr(truth, images).mean():.1f} dB"] = images
     title = f"The first {SHOWN} images of {case.data} that took part in training (a higher PSNR leaks more)"
     sheets.comparison_sheet(path, rows, title=title, columns=SHOWN)
 

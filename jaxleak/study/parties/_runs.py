@@ -68,7 +68,8 @@ def run_case(case: SplitCase, seed: int, runs: Runs | None = None) -> tuple[dict
         reconstructed, four arrays hold the n samples that took part: the adversary's features `own` (n, d), the
         victims' features `victims` (n, d'), their reconstruction `estimate` (n, d') from the first start, and the
         answer `baseline` (n, d') of the tuned regression. The arrays `columns_<attack>` have a number for each column
-        that the attacker does not hold: the share of its variance that the attack explains.
+        that the attacker does not hold: the share of its variance that the attack explains. The label holder's attack
+        adds the arrays of `label_holder_scores`.
 
     Raises:
         ValueError: if sizes do not fit or an option is out of range, before anything is trained.
