@@ -145,6 +145,14 @@ def test_a_spread_is_a_bar_of_the_curves_colour_on_either_side(drawn):
     assert to_hex(bars.get_color()[0]) == to_hex(figure.axes[0].lines[1].get_color())
 
 
+def test_a_bar_has_an_error_bar_where_its_deviation_is_known(drawn):
+    bars, spreads = {"a": [3.0, 2.0], "b": [1.0, 4.0]}, {"a": [0.5, np.nan]}
+    figure = drawn(plots.grouped_bars, bars, "xy", ylabel="", spreads=spreads)
+    ends = [s[:, 1].tolist() for lines in figure.axes[0].collections for s in lines.get_segments() if len(s) == 2]
+    assert [pair for pair in ends if not np.isnan(pair).any()] == [[2.5, 3.5]]
+    assert not drawn(plots.grouped_bars, bars, "xy", ylabel="").axes[0].collections
+
+
 def test_a_file_may_be_named_by_a_text(tmp_path):
     plots.curves(f"{tmp_path}/a.png", {"a": (np.arange(2), np.arange(2))}, xlabel="x", ylabel="y")
     sheets.contact_sheet(f"{tmp_path}/b.png", np.zeros((1, 8, 8, 1)), np.zeros((1, 8, 8, 1)))

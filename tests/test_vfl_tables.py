@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from experiments import _paper, vflrecon
+from experiments._vfl import figures
 from experiments._vfl.cells import TABLES
 from experiments._vfl.cells_tables import Scored, cell
 from experiments._vfl.figures import draw
-from experiments._vfl.study import BESIDE_COLUMNS, plan, run_wanted
+from experiments._vfl.study import BESIDE_COLUMNS, _beside, plan, run_wanted
 from jaxleak._base import Batch, Observation, PartyRecord
 from jaxleak.attacks._vertical import baselines, vflrecon_free
 from jaxleak.study import RunFolder
@@ -191,7 +192,7 @@ def test_a_table_of_which_no_cell_ran_is_an_error_that_says_why():
 
 def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
     rows = [
-        {"id": f"fig7/{metric}/{share}", "ours": share, "spread": 0.1, "baseline": 0.2, "paper": None}
+        {"id": f"fig7/{metric}/{share}", "ours": share, "spread": 0.1, "baseline": 0.2, "paper": None, "seeds": [0]}
         for metric in ("label_accuracy", "feature_mse")
         for share in (0.25, 0.5)
     ]
@@ -212,6 +213,27 @@ def test_figures_are_drawn_with_the_baseline(tmp_path, monkeypatch):
     }  # fmt: skip
     assert all(any("own features alone" in label for label in names) for names in labels)
     assert len(labels) == 3
+
+
+@pytest.mark.parametrize(("seeds", "length"), [([0], None), ([0, 1], 0.1)])
+def test_bars_of_several_seeds_have_the_deviation_of_their_own_attack(tmp_path, monkeypatch, seeds, length):
+    shown = {}
+    monkeypatch.setattr(figures, "grouped_bars", lambda path, bars, groups, **options: shown.update(options, bars=bars))
+    row = {"id": "fig5/x", "ours": 0.5, "spread": 0.1, "free": 0.3, "free_spread": 0.2, "paper": 0.4, "seeds": seeds}
+    draw(tmp_path, "fig5", [row], None)
+    names = {name: figures.LABELS[name] for name in ("ours", "free", "paper")}
+    assert {name: shown["bars"][label].tolist() for name, label in names.items()} == {
+        "ours": [0.5], "free": [0.3], "paper": [0.4],
+    }  # fmt: skip
+    wanted = {"ours": [length or np.nan], "free": [2 * length if length else np.nan], "paper": [np.nan]}
+    np.testing.assert_equal({name: shown["spreads"][label] for name, label in names.items()}, wanted)
+
+
+def test_other_attacks_in_a_row_have_means_and_deviations_over_the_seeds():
+    results = [[Result({"feature_mse_free": value, "feature_variance": 1.0}, {})] for value in (0.2, 0.6)]
+    found = _beside(Cell("fig5/x", None, "1"), "feature_mse_shared", results)
+    assert (found["free"], found["free_spread"]) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (found["own_bottom"], found["own_bottom_spread"]) == (None, None)
 
 
 def test_the_seconds_of_a_step_are_those_of_all_steps_divided_by_their_number(monkeypatch):

@@ -14,8 +14,8 @@ CAPTIONS = {
     "fig4.png": "The victim's part of the private images above what the attack made of the cut gradients. Every pixel "
     "is scaled to its own range.",
     "fig6.png": "Correlations of ten features with each other, private and reconstructed. Constant features have none.",
-    "*": "VFLRecon (the mean over the seeds, and their standard deviation) beside other attacks, models that see only "
-    "the attacker's own features, and the paper's numbers.",
+    "*": "VFLRecon beside other attacks, models that see only the attacker's own features, and the paper's numbers. Of "
+    "two seeds or more, a bar or point is the mean, and the error bar is their standard deviation to either side.",
 }
 
 #: Figures that show arrays instead of the numbers of rows.
@@ -63,14 +63,11 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str, tit
     figure, axes = subplots(size=(6.5, 4.5))
     x = np.array([float(row["id"].split("/")[-1]) for row in rows])
     for name in ("ours", *BESIDE, "paper"):
-        y = np.array([np.nan if row.get(name) is None else row[name] for row in rows], float)
+        y, spread = _over_seeds(rows, name)
         if np.isnan(y).all():
             continue
-        if name == "ours":
-            axes.errorbar(x, y, [row["spread"] for row in rows], marker="o", capsize=3, label=LABELS[name])
-        else:
-            dashed = name.startswith("baseline")
-            axes.plot(x, y, "k*" if name == "paper" else "x--" if dashed else ".-", label=LABELS[name])
+        look = {"paper": "k*", "ours": "o-"}.get(name, "x--" if name.startswith("baseline") else ".-")
+        axes.errorbar(x, y, spread, fmt=look, capsize=3, label=LABELS[name])
     if max(x) / min(x) > 20:
         axes.set_xscale("log", base=2)
     axes.set_xlabel(xlabel)
@@ -82,5 +79,12 @@ def _lines(path: Path, rows: list[dict[str, Any]], xlabel: str, ylabel: str, tit
 
 def _bars(path: Path, rows: list[dict[str, Any]], ylabel: str, title: str) -> None:
     names = [name for name in ("paper", "ours", *BESIDE) if any(row.get(name) is not None for row in rows)]
-    bars = {LABELS[name]: [np.nan if row.get(name) is None else row[name] for row in rows] for name in names}
-    grouped_bars(path, bars, [row["id"].split("/", 1)[1] for row in rows], ylabel=ylabel, title=title)
+    bars, spreads = ({LABELS[name]: _over_seeds(rows, name)[which] for name in names} for which in (0, 1))
+    groups = [row["id"].split("/", 1)[1] for row in rows]
+    grouped_bars(path, bars, groups, ylabel=ylabel, title=title, spreads=spreads)
+
+
+def _over_seeds(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+    deviation = "spread" if name == "ours" else f"{name}_spread"
+    kept = [(row.get(name), row.get(deviation) if len(row["seeds"]) > 1 else None) for row in rows]
+    return np.array(kept, float).T  # (2, rows) means and deviations; None becomes NaN

@@ -133,14 +133,10 @@ def _study(args: Args, names: Sequence[str], folder: RunFolder) -> dict[str, flo
 
 def _tables(args: Args, wanted: Mapping[str, Sequence[Cell]], folder: RunFolder, need_runs: bool) -> dict[str, float]:
     rows, runner = run_wanted(
-        [cell for cells in wanted.values() for cell in cells],
-        folder,
-        seeds=args.seeds,
-        budget=args.budget,
-        shadow_init=args.shadow_init,
+        [cell for cells in wanted.values() for cell in cells], folder, seeds=args.seeds, budget=args.budget,
+        shadow_init=args.shadow_init, fresh=args.fresh,
         pictured={cell.jobs[0].case for table in figures.PICTURED for cell in wanted.get(table, ())},
-        fresh=args.fresh,
-    )
+    )  # fmt: skip
     show_cells(rows, BESIDE_COLUMNS)
     left = iter(rows)
     for table, cells in wanted.items():
@@ -190,10 +186,7 @@ def run_wanted(
     runner = runner_in(folder, SplitJobs({(case, seeds[0]) for case in pictured}), fresh=fresh)
     with Progress() as progress:
         rows = run_cells(
-            [
-                dataclasses.replace(cell, jobs=tuple(SplitJob(case, runs[case]) for case, _ in cell.jobs))
-                for cell in cells
-            ],
+            [dataclasses.replace(c, jobs=tuple(SplitJob(case, runs[case]) for case, _ in c.jobs)) for c in cells],
             runner,
             folder,
             seeds=seeds,
@@ -213,12 +206,12 @@ def arrays_of(runner: Runner, case: SplitCase, seed: int) -> Mapping[str, np.nda
 
 
 def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any]:
-    """Further entries of a row: other scores' means over the seeds; `variance` is the variance of the features."""
+    """Further entries of a row: other scores' means and deviations; `variance` is the variance of the features."""
     scores = [of_seed[0].scores for of_seed in results]
 
-    def mean(name: str, factor: float = 1.0) -> float | None:
+    def mean(name: str, factor: float = 1.0, of: Any = np.mean) -> float | None:
         values = [of_seed[name] for of_seed in scores if name in of_seed]
-        return factor * float(np.mean(values)) if values else None
+        return factor * float(of(values)) if values else None
 
     found = {name: mean(name) for name in ("shadow_records", "victim_records")}
     stem = next((stem for stem in (LABEL, FEATURE) if score.startswith(stem)), None)
@@ -227,7 +220,8 @@ def _beside(cell: Cell, score: str, results: Sequence[Results]) -> dict[str, Any
         adaptive = "_adaptive" if score.endswith("_adaptive") else ""
         for name in figures.BESIDE:
             suffix = adaptive if name in ("own_bottom", "independent") else ""
-            found[name] = mean(f"{stem}_{name}{suffix}", factor)
+            for key, of in ((name, np.mean), (f"{name}_spread", np.std)):
+                found[key] = mean(f"{stem}_{name}{suffix}", factor, of)
     if stem == FEATURE:
         found["variance"] = mean("feature_variance", factor)
     if score.startswith("task"):

@@ -342,7 +342,13 @@ def _number(value: float | None) -> bool:
 
 
 def grouped_bars(
-    path: Path | str, bars: Mapping[str, Sequence[float]], groups: Sequence[str], *, ylabel: str, title: str = ""
+    path: Path | str,
+    bars: Mapping[str, Sequence[float]],
+    groups: Sequence[str],
+    *,
+    ylabel: str,
+    title: str = "",
+    spreads: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
     """Draw bars side by side in groups, one colour for each name.
 
@@ -352,11 +358,15 @@ def grouped_bars(
         groups: labels of the groups.
         ylabel: label of the vertical axis.
         title: what the bars show.
+        spreads: maps a name to the length of each of its bars' error bars to either side, in the unit of `bars`, such
+            as the standard deviation over seeds; NaN draws none.
     """
     figure, axes = subplots(size=(max(6.0, 1.6 * len(groups)), 4.5))
     x = np.arange(len(groups))
     for number, (name, values) in enumerate(bars.items()):
-        axes.bar(x + (number - (len(bars) - 1) / 2) * 0.8 / len(bars), values, 0.8 / len(bars), label=name)
+        error = (spreads or {}).get(name)
+        places = x + (number - (len(bars) - 1) / 2) * 0.8 / len(bars)
+        axes.bar(places, values, 0.8 / len(bars), yerr=error, capsize=2, label=name)
     axes.set_xticks(x, groups, rotation=20 if len(groups) > 4 else 0, fontsize=8)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
