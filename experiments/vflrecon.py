@@ -2,6 +2,7 @@
 
     python -m experiments.vflrecon                                  # breast_cancer and digits, embedded
     python -m experiments.vflrecon --data sensorless --seeds 0 1 2  # needs JAXLEAK_DATA_DIR
+    for d in none noise_cut label_dp; do python -m experiments.vflrecon --defense $d --out runs/vfl-$d; done
     python -m experiments.vflrecon --data adult --share 0.25 --parties 3 --optimizer sgd
     python -m experiments.vflrecon --data criteo --balanced --scaling quantile --defense label_dp --strength 10
     python -m experiments.vflrecon --table table3 fig3 --seeds 0 1 2 --budget 30

@@ -152,6 +152,13 @@ def test_every_option_of_the_other_commands_has_a_text():
     assert [action.dest for action in own if not action.help] == []
 
 
+def test_how_defenses_of_a_vertical_run_are_compared_is_said(monkeypatch, capsys):
+    """A run has one defense, so the help shows the loop that a user types."""
+    short = printed(monkeypatch, capsys, "vflrecon", "--help")
+    assert re.search(r"--defense none +Defense of the real run, one in each run", short)
+    assert re.search(r"for d in none \w+ \w+; do .* \\\n +--defense \$d --out runs/\S+\$d; done", short)
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_what_to_expect_of_an_example_stands_above_it(study):
     module = importlib.import_module(f"experiments.{study}")

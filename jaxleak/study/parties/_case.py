@@ -52,9 +52,10 @@ class SplitSetup:
     ckks (real ciphertexts). Rows that a table prints for encryption use ckks unless the quicker plain is given.
     """
     defense: str = "none"
-    """Defense of the real run: none, noise, noise_gradient, noise_cut, noise_embedding, dp_sgd, label_dp, marvell,
-    vfl_defender, vfl_defender_paper, vfl_defender_batch, or FILE.py:NAME, a function of yours that makes one from its
-    strength. One attacker ignores it, and another one applies it to the shadow run too."""
+    """Defense of the real run, one in each run: none, noise, noise_gradient, noise_cut, noise_embedding, dp_sgd,
+    label_dp, marvell, vfl_defender, vfl_defender_paper, vfl_defender_batch, or FILE.py:NAME, a function of yours that
+    makes one from its strength. One attacker ignores it, and another one applies it to the shadow run too. To compare
+    several defenses with each other and with none, loop over runs, each with an --out of its own."""
     strength: float = 0.0
     """Strength of the defense: a variance, an epsilon, a power or a threshold; 0 takes the defense's default."""
     task_epochs: int = 20
