@@ -133,7 +133,12 @@ def _attackable(case: Case, seed: int) -> models.Classifier:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
-    """Compute every score's mean over the seeds, and the spread of the PSNR."""
+    """Compute every score's mean over the seeds, and `psnr_spread`, the spread of the PSNR.
+
+    The spread is the standard deviation of these seeds as a population (`ddof=0`), and is 0 for one seed. Stored
+    results have it in this form, and stay comparable. As an estimate for further seeds it is too small, by a factor of
+    sqrt((n - 1) / n) for n seeds.
+    """
     names = outcomes[0].scores
     means = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in names}
     return means | {"psnr_spread": float(np.std([o.scores["psnr"] for o in outcomes])), "seeds": len(outcomes)}
