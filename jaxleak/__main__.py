@@ -2,10 +2,12 @@
 
 import argparse
 import importlib
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxleak._near_names import unknown_option
 from jaxleak._stated import KINDS, LOSSES, MODES, REDUCTIONS
 from jaxleak.study._streams import outlive_readers
 
@@ -20,10 +22,27 @@ STUDIES = {
 _OF_AUDIT = {"--image-shape": "--image", "--num-classes": "--classes", "--payload": "--update"}
 
 
+class _Command(argparse.ArgumentParser):
+    """The options of one subcommand, which names an unknown option itself, with its own usage."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        """Parse as `argparse` does, but refuse an unknown option first, before options that are missing."""
+        known = self._option_string_actions
+        for word in itertools.takewhile(lambda word: word != "--", args or ()):
+            name = word.partition("=")[0]
+            # argparse takes the beginning of a name for the option, and a text with a space for no option.
+            if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
+                self.error(unknown_option(word, [option.lstrip("-") for option in known]))
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of every subcommand."""
     top = argparse.ArgumentParser(prog="jaxleak", description="Measure what leaks from federated learning.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Command)
     audit = commands.add_parser(
         "audit",
         usage="%(prog)s --model MODEL --weights WEIGHTS --update UPDATE --out OUT [OPTION ...]",

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+from jaxleak._near_names import meant
+
 
 class _Source(importlib.machinery.SourceFileLoader):
     """Reads the source itself: a compiled module counts as current if its source changed within the same second."""
@@ -122,6 +124,7 @@ def require_named(known: Collection[str], **named: str) -> None:
             if name not in known:
                 raise ValueError(
                     f"{option} must be FILE.py:NAME of your own or one of {', '.join(known)}, got {name!r}"
+                    f"{meant(name, known)}"
                 )
             continue
         try:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxleak._near_names import meant
+
 #: Largest number that the arrays of an attack can hold.
 LARGEST = float(np.finfo(np.float32).max)
 #: How far from one the sum of a row of soft labels may be; labels in 16 bits are rounded by that much.
@@ -115,7 +117,8 @@ def one_of(allowed: Collection[Any], **named: Any) -> None:
     """Raise `ValueError` unless every value is one of `allowed`, which the message lists."""
     for name, value in named.items():
         if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+            known = ", ".join(map(str, allowed))
+            raise ValueError(f"{name} must be one of {known}, got {value!r}{meant(value, allowed)}")
 
 
 def some_of(allowed: Collection[str], **named: Collection[str]) -> None:

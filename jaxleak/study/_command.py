@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jaxleak.study._help import Groups, count_options, short_help, summary
+from jaxleak._near_names import near, unknown_option
+from jaxleak.study._help import Groups, count_options, grouped, short_help, summary
 from jaxleak.study._streams import outlive_readers
 
 Arguments = TypeVar("Arguments")
@@ -43,13 +44,18 @@ def run_command(
         if {"-h", "--help"} & set(typed) and many:
             print(short_help(name or _started_as(), arguments, doc or "", groups or {}))
             sys.exit(0)
-        given = tyro.cli(
-            arguments,
-            prog=name or _started_as(),
-            args=typed,
-            description=doc if whole or doc is None else summary(doc),
-            compact_help=many or whole,  # without it no --help-verbose is known
-        )
+        try:
+            given = tyro.cli(
+                arguments,
+                prog=name or _started_as(),
+                args=typed,
+                description=doc if whole or doc is None else summary(doc),
+                compact_help=many or whole,  # without it no --help-verbose is known
+            )
+        except SystemExit as stop:
+            if stop.code:
+                print(*_unknown(typed, arguments), sep="", end="", file=sys.stderr)
+            raise
         from jaxleak._compiled import keep_compiled  # JAX comes after the options: --help and typos need none of it
 
         keep_compiled()
@@ -67,6 +73,14 @@ def run_command(
 
         take_back_folders()
         sys.exit(f"error: {message}")
+
+
+def _unknown(typed: Sequence[str], arguments: type) -> list[str]:
+    """Say which typed options are another word for a defense; tyro itself names options that are spelled alike."""
+    known = [name for options in grouped(arguments).values() for name in options]
+    names = [word.removeprefix("--").partition("=")[0] for word in typed if word.startswith("--")]
+    said = [unknown_option(f"--{name}", known) for name in names if name and not near(name, known)]
+    return [f"{text}\n" for text in said if "; " in text]
 
 
 def _started_as() -> str | None:
