@@ -35,6 +35,7 @@ FLOORS = {
             "_magnitudes",
             "_memory",
             "_mesh",
+            "_near_names",
             "_orbax",
             "_own_files",
             "_own_keys",

@@ -8,6 +8,7 @@ import pytest
 
 from experiments._vfl.study import table_of
 from jaxleak.attacks import party_records
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.parties import ADVERSARY, SplitCase, score_name, split_problem
 from jaxleak.study.parties import _pictures as pictures
 from jaxleak.study.parties._problem import _rows, whole_table
@@ -104,6 +105,33 @@ def test_labels_over_the_epoch_are_means_over_steps_and_seeds(monkeypatch, tmp_p
     np.testing.assert_allclose(percent[13:16], [25, 50, 75])
     np.testing.assert_allclose(percent[16:], 75)
     assert shown["levels"] == {pictures.ATTACK_LABELS["baseline"]: pytest.approx(60)}
+
+
+def test_captions_name_the_file_of_a_table_and_not_its_whole_specification(monkeypatch, tmp_path):
+    monkeypatch.setattr(pictures.plots, "curves", lambda *_, **__: None)
+    case = SplitCase("csv:/home/me/patients.csv?label=income&categorical=zip,street&drop=id")
+    arrays = {"right_free": np.ones((30, 2), bool)}
+    captions = pictures.draw_pictures(
+        tmp_path, "slug-of-it", case, [{"label_accuracy_baseline": 0.5}], [arrays], seed=0
+    )
+    assert captions["slug-of-it-labels.png"].startswith(
+        "The share of the labels of patients.csv that each attack finds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "short"),
+    [
+        ("csv:a/b,c.csv?label=x&drop=y", "b,c.csv"),
+        ("folder:images/mine/?size=32", "mine"),
+        ("idx:a/images.gz,a/labels.gz", "images.gz"),
+        ("npz:x.npz", "x.npz"),
+        ("photographs:64", "photographs:64"),
+        ("digits", "digits"),
+    ],
+)
+def test_data_are_named_by_their_file(spec, short):
+    assert data_in_short(spec) == short
 
 
 def test_one_seed_has_no_spread_and_clocks_and_sizes_are_no_scores():

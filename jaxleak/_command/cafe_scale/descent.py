@@ -10,6 +10,7 @@ from jaxleak._command.cafe_scale.options import Config
 from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.study import Progress, RunFolder, peak_memory_gb, sheets
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.rounds import (
     forward_features,
     image_psnr,
@@ -82,7 +83,8 @@ def run(args: Config, folder: RunFolder, config: dict[str, Any]) -> dict[str, fl
     if problem.dataset.x.ndim == 4:
         truth = problem.dataset.x[shown]
         captions = [f"{value:.1f} dB" for value in metrics.psnr(truth, images)]
-        title = f"CAFE by descent on {args.data}: PSNR of each image below it, {results['psnr_mean']:.1f} dB on average"
+        mean = f"{results['psnr_mean']:.1f} dB on average"
+        title = f"CAFE by descent on {data_in_short(args.data)}: PSNR of each image below it, {mean}"
         sheets.contact_sheet(folder.figure("contact_sheet.png"), truth, images, captions=captions, title=title)
     if tables is not None:
         truth_v = aggregated.true_output_gradients(

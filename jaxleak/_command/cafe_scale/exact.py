@@ -12,6 +12,7 @@ from jaxleak.attacks import aggregated
 from jaxleak.checkpoint import Checkpoints
 from jaxleak.metrics._images import MOST_DB
 from jaxleak.study import Progress, RunFolder, distributed, peak_memory_gb, plots, sheets
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.rounds import (
     Problem,
     forward_features,
@@ -161,7 +162,7 @@ def _score(
             captions[wanted] = [f"{value:.0f} dB" for value in finite_psnr]
             sheets.contact_sheet(
                 folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, unanswered=unanswered,
-                captions=list(captions), title=f"CAFE on {args.data}: PSNR of each image below it",
+                captions=list(captions), title=f"CAFE on {data_in_short(args.data)}: PSNR of each image below it",
             )  # fmt: skip
         ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
     else:

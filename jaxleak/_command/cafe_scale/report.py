@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from jaxleak._command.cafe_scale.options import Args, Config
 from jaxleak.study import RunFolder
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.reports import Measure, Section, command_line, measured, write_markdown
 
 _CAPTIONS = {
@@ -39,7 +40,7 @@ def write(folder: RunFolder, options: Args, config: Config, metrics: Mapping[str
     """
     write_markdown(
         folder,
-        f"CAFE on {config.data}",
+        f"CAFE on {data_in_short(config.data)}",
         answer=_answer(config, metrics),
         command=command_line("jaxleak demo", options),
         seeds=(config.seed,),
@@ -110,7 +111,7 @@ def write_sizes(folder: RunFolder, options: Args, config: Config, by_size: Mappi
     ]
     write_markdown(
         folder,
-        f"CAFE on {config.data} at {len(by_size)} sizes",
+        f"CAFE on {data_in_short(config.data)} at {len(by_size)} sizes",
         answer=f"At N = {largest} the attacker has an answer for {by_size[largest]['answered_fraction']:.1%} of the "
         f"private samples; those that it inverted have a mean PSNR of {by_size[largest]['psnr_mean']:.1f} dB.",
         command=command_line("jaxleak demo", options),

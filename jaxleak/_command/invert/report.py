@@ -8,6 +8,7 @@ import numpy as np
 from jaxleak._command.invert.options import Args
 from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.study import Progress, RunFolder, plots
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.reports import Measure, Section, command_line, markdown_table, measured, write_markdown
 from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome, resolved
 from jaxleak.study.updates._described import settings_in_rows
@@ -106,7 +107,7 @@ def write(
     mean = {name: np.mean([of_seed[name] for of_seed in scores]) for name in ("psnr", "psnr_grey", "ssim")}
     write_markdown(
         folder,
-        f"{case.attack} on {case.model}, {case.data}",
+        f"{case.attack} on {case.model}, {data_in_short(case.data)}",
         answer=f"The attack recovered {recognised} of {len(outcomes) * case.images} images so well that a person would "
         f"recognise them: the mean PSNR is {mean['psnr']:.1f} dB, where grey images have {mean['psnr_grey']:.1f} dB, "
         f"and the mean SSIM is {mean['ssim']:.2f}.",

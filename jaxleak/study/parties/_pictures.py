@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxleak import metrics
 from jaxleak.study import plots, sheets
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.parties._case import SplitCase
 from jaxleak.study.parties._names import ATTACK_LABELS, attack_name
 from jaxleak.study.parties._problem import ADVERSARY, IMAGE_WIDTHS, split_problem
@@ -65,11 +66,11 @@ def draw_pictures(
     Returns:
         The captions, by the names of the figures.
     """
-    captions = {}
+    captions, data = {}, data_in_short(case.data)
     if any(key.startswith("right_") for key in arrays[0]):
         _labels(folder / f"{name}-labels.png", scores, arrays)
         captions[f"{name}-labels.png"] = (
-            f"The share of the labels of {name} that each attack finds, along one epoch of training. Every point is "
+            f"The share of the labels of {data} that each attack finds, along one epoch of training. Every point is "
             f"the mean over the last {WINDOW:.0%} of the steps and over all seeds. Where curves are equal, one covers "
             "the other. The dashed line is what a model of the attacker's own features predicts without any gradient; "
             "an attack below it tells the attacker nothing new."
@@ -80,7 +81,7 @@ def draw_pictures(
     others = len(answers) > len(_PARTYS)
     _features(folder / f"{name}-features.png", answers, arrays[0])
     captions[f"{name}-features.png"] = (
-        f"The victims' features of {name} with the first seed: each is counted in the cell of its true value and "
+        f"The victims' features of {data} with the first seed: each is counted in the cell of its true value and "
         "of the value that the attacker recovered, and a darker cell holds more of them. Features on the dotted "
         "line are recovered exactly. Where the dark cells do not follow that line, recovered values say nothing "
         "about the true ones." + (" The label holder's victims are all other parties." if others else "")
@@ -88,7 +89,7 @@ def draw_pictures(
     if case.data in WIDTHS:
         _images(folder / f"{name}-images.png", case, answers, arrays[0], seed)
         captions[f"{name}-images.png"] = (
-            f"The first {SHOWN} images of {name} that took part in training with the first seed. Every pixel is scaled "
+            f"The first {SHOWN} images of {data} that took part in training with the first seed. Every pixel is scaled "
             "to its own range. The grey pixels belong to the victims, and the rows below show what an attacker puts in "
             "their place; a higher PSNR is closer to the private images."
             + (" The label holder has other pixels than the attacker of the rows above it." if others else "")
@@ -162,7 +163,9 @@ def _images(
         rows.setdefault(f"what {holder} holds, with the victims' pixels in grey", assembled(answer, _GREY))
         images = np.clip(assembled(answer, arrays[answer.array]), 0, 1)
         rows[f"{answer.label}: mean PSNR {metrics.psnr(truth, images).mean():.1f} dB"] = images
-    title = f"The first {SHOWN} images of {case.data} that took part in training (a higher PSNR leaks more)"
+    title = (
+        f"The first {SHOWN} images of {data_in_short(case.data)} that took part in training (a higher PSNR leaks more)"
+    )
     sheets.comparison_sheet(path, rows, title=title, columns=SHOWN)
 
 
