@@ -1,4 +1,6 @@
 """What defenses cost in accuracy and what they save in privacy, against attackers who know them and who do not.
+Clients upload one step of plain gradient descent (in fedleak-fig4 and fedleak-fig7 also twelve), without momentum:
+`jaxleak invert` attacks an upload of others, with --local-steps, --momentum and --defense.
 
     # four minutes on two free cores: digits and a ConvNet
     python -m experiments.defenses
@@ -13,8 +15,9 @@
         --strengths mine.py:my_defense=0.1,0.5 --attack mine.py:my_attack
     # an upload of a later round, of samples that the clients trained on
     python -m experiments.defenses --study further --attacked-round 200
-    # one defense, at strengths of your own
-    python -m experiments.defenses --only dp_soteria --strengths dp_soteria=99,9
+    # one defense, at two epsilons, and at two noise multipliers
+    python -m experiments.defenses --only dp_sgd --strengths dp_sgd=99,9
+    python -m experiments.defenses --only dp_sgd --strengths dp_sgd=z0.5,z1
     # the vertical federations of the other papers
     python -m experiments.defenses --study cafe-fake-gradients cafe-table11 \\
         vfl-table5 vfl-table6 --budget 90
@@ -36,8 +39,9 @@ says what files of your own defense and attack hold. `--budget` (minutes) is sha
 leaves goes to the next; what does not fit is listed. Data, model, batch and rounds are CPU sizes and not the papers':
 `--data cifar10 --model resnet10 --batch-norm eval --batch-size 16 --iterations 10000` comes closer. The learning rate
 was chosen for the undefended run of one local step of the default network: another network wants its own, and twelve
-steps want `--learning-rate 0.2 --rounds 400`. Epsilon is the papers' shorthand for a noise level; the true one by
-accounting stands beside it. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
+steps want `--learning-rate 0.2 --rounds 400`. Epsilon, the strength of DP, is the papers' shorthand for a noise level
+at delta 1e-5; the true one at that delta, by accounting, stands beside it. A strength such as `dp_sgd=z0.5` is a noise
+multiplier. Finished runs are not run again: a killed study goes on, and `--fresh` starts over.
 """
 
 import functools
@@ -51,8 +55,9 @@ from experiments._defenses import delegated, report, studies
 from jaxleak import _validate, data
 from jaxleak._own_files import is_own
 from jaxleak.attacks import LABEL_RULES
-from jaxleak.defenses import CLIENT_DEFENSES, SHORTHAND_DELTA
+from jaxleak.defenses import CLIENT_DEFENSES
 from jaxleak.study import Progress, RunFolder, default_out, has_run, run_command
+from jaxleak.study._data_names import data_in_short
 from jaxleak.study.cells import Budget
 from jaxleak.study.files import jsonable
 from jaxleak.study.reports import Section, command_line, write_markdown
@@ -64,15 +69,18 @@ from jaxleak.study.updates import (
     Inversion,
     TradeOffPoint,
     Utilities,
+    about_clients,
     about_defenses,
     about_model,
     cell_of_point,
     check,
     parse_strengths,
+    require_defenses,
     require_memory_of_update,
     resolved,
     run_trade_off,
     trade_off_runner,
+    unread,
 )
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
@@ -102,7 +110,9 @@ class Args:
     attack: str = "fedleak"
     """Attack on the uploads (a preset of jaxleak.attacks.presets, or FILE.py:NAME of yours)."""
     strengths: tuple[str, ...] = ()
-    """Strengths in place of a defense's own: soteria=0.1,0.9 and so on."""
+    """Strengths, for DP epsilon at delta 1e-5 or noise as z0.5: soteria=0.1,0.9 and so on, in place of a defense's
+    own. The number of dp_sgd and of other defenses of differential privacy is the papers' shorthand epsilon at delta
+    1e-5 and clip 1, which means a noise multiplier of 4.8 / epsilon; dp_sgd=z0.5 is the noise multiplier itself."""
     adaptive: bool = True
     """The attackers who know the defense."""
     data: str = "digits"
@@ -151,6 +161,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     planned = _checked(args, chosen)
     if attacked := [point.case for points in planned.values() for point in points]:
         about_defenses(attacked, adaptive=args.adaptive)  # refuses a mechanism that its defense contradicts
+        require_defenses(attacked)
         # Check once before all points that the smallest attack fits in memory and that there are enough samples.
         require_memory_of_update(min(attacked, key=lambda case: case.images))
         data.load(args.data, args.federation.samples + args.federation.test_samples, args.seeds[0])
@@ -158,6 +169,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     config |= config.pop("federation")
     folder = RunFolder(out, "defenses", jsonable(config), fresh=args.fresh)
+    silent = dict[str, str]()
     left, sections, cells = 60.0 * args.budget, list[Section](), list[dict[str, Any]]()
     with Progress() as progress:
         utilities = Utilities(args.federation, folder.path / "utility")
@@ -177,6 +189,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
                     planned[study], folder, runner, utilities,
                     seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
                 )  # fmt: skip
+                silent |= {f"{study}-steps{steps}.png": text for steps, text in unread(rows).items()}
                 rows, of_study = _shown(args, study, planned[study], rows, folder, runner)
             left -= share - budget.left
             sections += of_study
@@ -184,7 +197,8 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     write_markdown(
         folder, "What defenses cost, and what they save",
         command=command_line("python -m experiments.defenses", args), seeds=args.seeds, sections=sections,
-        method=report.METHOD, captions=report.CAPTIONS,
+        answer=" ".join(f"{name.partition('-steps')[0]}: {text}" for name, text in silent.items()),
+        method=report.METHOD, captions=silent | report.CAPTIONS,
         not_run=grouped((row["not_run"], f"{row['study']}: {row['id']}") for row in cells if "not_run" in row),
     )  # fmt: skip
     metrics = _metrics(cells) | {"seconds": sum(folder.seconds.values())}
@@ -257,15 +271,15 @@ def _shown(
     report.draw(folder, study, rows, runner, attacks)
     f = args.federation
     settings = [
-        f"Data {args.data}, model {args.model}{f' with the weights {args.weights}' if args.weights else ''}, batch "
-        f"{f.batch_size}, {args.iterations} iterations of the attack {args.attack}.",
-        f"Attacked is one upload of round {args.attacked_round}; the initial model's is round 0. Its samples are "
-        + ("not among those of that training." if args.unseen else "of that training."),
+        f"Data {data_in_short(args.data)}, model {args.model}"
+        + (f" with the weights {args.weights}" if args.weights else "")
+        + f", batch {f.batch_size}, {args.iterations} iterations of the attack {args.attack}.",
+        f"The attack reads one upload of round {args.attacked_round}, where round 0 has the initial model. The "
+        f"federation {'did not train' if args.unseen else 'trains'} on the samples of this upload.",
         f"Labels of the attacked samples: {resolved(points[0].case).labels_from}.",
         f"Training: {f.clients} clients with {f.samples // f.clients} samples each, all in each of {f.rounds} rounds, "
         f"SGD at {f.learning_rate:g}, tested on {f.test_samples} other samples.",
-        f"Epsilon is the shorthand sigma = sqrt(2 log(1 / delta)) / epsilon, delta {SHORTHAND_DELTA:g}, clip 1; the "
-        "true epsilon is by accounting for every client's uploads over all rounds.",
+        *about_clients([point.case for point in points]),
         *about_model(points[0].case),
         *told,
     ]

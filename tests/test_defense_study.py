@@ -17,7 +17,6 @@ from experiments import defenses
 from experiments._defenses import delegated as defense_delegated
 from experiments._defenses import studies as defense_studies
 from experiments._defenses import verdicts as defense_verdicts
-from experiments._defenses.report import order, unhelped
 from experiments._defenses.studies import points_of
 from jaxleak import data, models
 from jaxleak import defenses as family
@@ -280,36 +279,6 @@ def test_tiny_demo_runs_reports_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxleak.study.updates.Inversions.run", refuse)
     again = defenses.main(args)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in first.items() if k != "seconds"}
-
-
-def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_reads_nothing():
-    def row(defense, leak, **known):
-        scores = {"psnr": leak, "leak": leak, "psnr_grey": 8.0, "recognised": 0.0}
-        return {"defense": defense, "strength": 1.0, "clients": 1} | scores | known
-
-    defended = [row("gaussian", 12.0, psnr_adaptive=12.0), row("soteria", 9.0, psnr_adaptive=9.0), row("mine", 7.0)]
-    assert order([row(None, 20.0), *defended], "1 local step") == [
-        "Of 1 local step: soteria 1 (9.0 dB), gaussian 1 (12.0 dB).",
-        "Of 1 local step, not ranked, since no attacker knew them: mine 1 (7.0 dB).",
-    ]
-    assert len(order(defended, "1 local step")) == 2
-    assert len(order([row(None, 8.9, recognised=0.1), *defended], "1 local step")) == 2
-    (nothing,) = order([row(None, 8.9), *defended], "2 local steps")
-    assert nothing.startswith(
-        "Of 2 local steps: no order. Without a defense the attack has 8.9 dB and a grey image 8.0 dB"
-    )
-
-
-def test_defenses_whose_attacker_finds_no_more_by_knowing_them_are_named():
-    def row(defense, unaware, knowing):
-        known = {} if knowing is None else {"psnr_adaptive": knowing}
-        return {"defense": defense, "strength": 0.5, "psnr": unaware, "leak": max(unaware, knowing or 0.0)} | known
-
-    helped, unknown = row("soteria", 9.0, 9.1), row("mine", 9.0, None)
-    assert unhelped([row(None, 20.0, None), helped, unknown]) == []
-    by_another = row("laplace", 8.0, 7.5) | {"psnr_adaptive_weak": 9.0, "leak": 9.0}  # knows it, with a weak prior
-    (said,) = unhelped([helped, by_another, row("gaussian", 8.0, 7.5), row("outpost", 7.0, 7.0)])
-    assert said.endswith("gaussian 0.5 (7.5 dB, unaware 8.0 dB), outpost 0.5 (7.0 dB, unaware 7.0 dB).")
 
 
 def test_a_mechanism_that_its_defense_contradicts_is_refused_before_anything_runs(tmp_path):

@@ -162,8 +162,8 @@ def test_table_of_a_study(name, show, more, capsys):
 def test_table_of_the_defenses(capsys):
     scores = (
         "accuracy", "accuracy_change", "psnr", "psnr_adaptive", "leak_change", "ssim", "ssim_adaptive", "recognised",
-        "recognised_adaptive", "psnr_grey", "cosine_distance", "label_accuracy", "label_accuracy_adaptive",
-        "bits_per_entry",
+        "recognised_adaptive", "psnr_grey", "psnr_average", "cosine_distance", "label_accuracy",
+        "label_accuracy_adaptive", "bits_per_entry",
     )  # fmt: skip
     row = {"clients": 1, "local_steps": 12, "diverged": False, "seeds": [0, 1], "true_epsilon": 3.5e9}
     row |= dict.fromkeys(scores, 0.25) | {f"{name}_spread": 0.125 for name in scores}

@@ -11,28 +11,37 @@ from jaxleak._own_files import short_name
 from jaxleak.study import RunFolder, plots, reports
 from jaxleak.study.rows import console, print_grouped, show_table, value_of
 from jaxleak.study.runner import Result, Runner
-from jaxleak.study.updates import Inversion, draw_reconstructions, kind_of_defense
+from jaxleak.study.updates import (
+    Inversion,
+    by_local_steps,
+    draw_reconstructions,
+    kind_of_defense,
+    order,
+    steps_in_words,
+    unhelped,
+    unread,
+)
 
 _HEADER = (
     "defense", "strength", "steps", "accuracy", "change", "leak, PSNR dB", "adaptive, dB", "no prior, dB",
     "leak change, dB", "SSIM", "adaptive SSIM", "no prior SSIM", "recognised", "adaptive recognised", "grey, dB",
-    "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
+    "average, dB", "cosine distance", "labels", "adaptive labels", "bits/entry", "true epsilon",
 )  # fmt: skip
 #: Least width of a terminal, in characters, for all columns in one table; a narrower terminal gets several tables.
 _WIDTH = 220
-_PARTS = ((3, 4), (5, 6, 7), (8, 14), (9, 10, 11), (12, 13), (15, 16, 17), (18, 19))
+_PARTS = ((3, 4), (5, 6, 7), (8, 14, 15), (9, 10, 11), (12, 13), (16, 17, 18), (19, 20))
 #: Largest number of reconstructions on a contact sheet.
 _SHEET_ROWS = 12
-#: Least PSNR in dB above a grey image's that the attack needs without a defense; below it, defenses are not ranked.
-_READS_NOTHING = 1.0
 #: Explanation in the report of how the numbers were made.
 METHOD = (
     "Every point is one defense at one strength. Accuracy is that of the same federated training with the defense, on "
-    "samples held out. The leak is the PSNR of what the attack finds in one upload, images matched one to one; at or "
-    "below a grey image's PSNR nothing was recovered. Labels: the share of the batch's labels that the attacker got "
-    "right, in any order. Changes are against the run without defense and with the same local steps, the leak's that "
-    "of the best attacker. Who knows noise of a known likelihood compares by it, not by the attack's own distance: "
-    "once with a prior of photographs and once with next to none. Bits per entry: without a defense 32.",
+    "samples held out. The leak is the PSNR of what the attack finds in one upload, images matched one to one. A grey "
+    "image shows nothing, and the average training image is a blur that often scores more than the grey one: only an "
+    "answer above both may show a sample, so look at the pictures and at the share recognised. Labels: the share of "
+    "the batch's labels that the attacker got right, in any order. Changes are against the run without defense and "
+    "with the same local steps, the leak's that of the best attacker. Who knows noise of a known likelihood compares "
+    "by it, not by the attack's own distance: once with a prior of photographs and once with next to none. Bits per "
+    "entry: without a defense 32.",
 )
 #: Captions of the figures, by patterns of their names.
 CAPTIONS = {
@@ -40,12 +49,6 @@ CAPTIONS = {
     "*": "What each defense costs in accuracy, and what leaks through it. Points at the top left are best. Dashed: the "
     "attacker does not know the defense; solid: it knows the defense and its strength.",
 }
-
-#: Explanation for defenses where knowing the defense does not help the attacker.
-_UNHELPED = (
-    "Knowing the defense helped no attacker here. Too few iterations or a mechanism of no use may be the reason, so "
-    "that this is no sign of a strong defense:"
-)
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
@@ -67,6 +70,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
         f"{row['recognised']:.0%}",
         value_of("recognised_adaptive", ".0%")(row),
         f"{row['psnr_grey']:.1f}",
+        f"{row['psnr_average']:.1f}",
         f"{row['cosine_distance']:.2g}",
         f"{row['label_accuracy']:.0%}",
         value_of("label_accuracy_adaptive", ".0%")(row),
@@ -95,6 +99,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         for cells in ran:
             table.add_row(_named(*cells[:3]), *(cells[n] for n in part))
         terminal.print(table)
+    print(*unread(rows).values(), sep="\n", end="\n" * bool(unread(rows)))
     print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row.get("not_run")])
 
 
@@ -118,7 +123,8 @@ def draw(
     ran = [row for row in rows if "accuracy" in row]
     if not ran:
         return
-    for steps, those in _by_local_steps(ran).items():
+    silent = unread(ran)
+    for steps, those in by_local_steps(ran).items():
         curves: dict[str, list[dict[str, Any]]] = {}
         undefended = None
         for row in those:
@@ -127,20 +133,15 @@ def draw(
             if row["defense"] is not None or study == "fedleak-fig7":
                 curves.setdefault(row["curve"].removesuffix(f", {steps} steps"), []).append(row)
         name = f"{study}-steps{steps}.png"
-        grey = float(np.mean([row["psnr_grey"] for row in those]))
-        title = f"{study}, {_of_steps(steps)}: a number beside a point is the defense's strength"
-        plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, title=title)
+        grey, average = (float(np.mean([row[f"psnr_{of}"] for row in those])) for of in ("grey", "average"))
+        title = f"{study}, {steps_in_words(steps)}: " + (
+            "the attack reads nothing even without a defense,\nso that this figure says nothing about the defenses"
+            if steps in silent
+            else "a number beside a point is the defense's strength"
+        )
+        plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, average=average, title=title)
     if results := _of_the_same_images(runner, attacks, ran[0]["seeds"][0]):
         draw_reconstructions(folder.figure(f"{study}-images.png"), results)
-
-
-def _by_local_steps(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    found = sorted({row["local_steps"] for row in rows})
-    return {steps: [row for row in rows if row["local_steps"] == steps] for steps in found}
-
-
-def _of_steps(steps: int) -> str:
-    return f"{steps} local step{'s' if steps > 1 else ''}"
 
 
 def _of_the_same_images(runner: Runner, attacks: dict[str, Inversion], seed: int) -> dict[str, Result]:
@@ -179,47 +180,10 @@ def sections(
         said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         found.append(reports.Section(f"{study}: what the paper says besides", [reports.bullets(said)]))
     found += readings(study, {name: kind_of_defense(name).interpretation for row in ran if (name := row["defense"])})
-    orders = [line for steps, those in _by_local_steps(ran).items() for line in order(those, _of_steps(steps))]
-    orders += unhelped(ran)
-    if orders:
+    if orders := order(ran) + unhelped(ran):
         text = "From least leak to most (mean over seeds of the best attacker, among those who have a number above):"
         found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
     return found
-
-
-def order(rows: list[dict[str, Any]], of_steps: str) -> list[str]:
-    """Sentences that rank defenses by their leak; defenses that no attacker knew are listed apart and not ranked.
-
-    Args:
-        rows: rows that ran, all with the same number of local steps.
-        of_steps: the number of local steps in words.
-    """
-    plain = next((row for row in rows if row["defense"] is None and row["clients"] == 1), None)
-    if plain is not None and not plain["recognised"] and plain["psnr"] < plain["psnr_grey"] + _READS_NOTHING:
-        return [
-            f"Of {of_steps}: no order. Without a defense the attack has {plain['psnr']:.1f} dB and a grey image "
-            f"{plain['psnr_grey']:.1f} dB: it reads nothing, so that no row says anything of a defense."
-        ]
-    best = sorted((row for row in rows if row["defense"]), key=lambda row: row["leak"])
-    known = [row for row in best if math.isfinite(row.get("psnr_adaptive", math.nan))]
-    others = [row for row in best if row not in known]
-    parts = ((known, ""), (others, ", not ranked, since no attacker knew them"))
-    return [f"Of {of_steps}{said}: {', '.join(map(_leak, those))}." for those, said in parts if those]
-
-
-def unhelped(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence on the defenses that leak no more to an attacker who knows them; empty if there are none."""
-    those = [row for row in rows if row["defense"] and "psnr_adaptive" in row and row["leak"] <= row["psnr"]]
-    found = [f"{_at_strength(row)} ({row['psnr_adaptive']:.1f} dB, unaware {row['psnr']:.1f} dB)" for row in those]
-    return [f"{_UNHELPED} {', '.join(found)}."] if found else []
-
-
-def _leak(row: dict[str, Any]) -> str:
-    return f"{_at_strength(row)} ({row['leak']:.1f} dB)"
-
-
-def _at_strength(row: dict[str, Any]) -> str:
-    return f"{short_name(row['defense'])} {row['strength']:g}"
 
 
 def judged(study: str, conclusions: list[Verdict]) -> list[reports.Section]:

@@ -111,4 +111,4 @@ def _show(means: dict[str, dict[str, float]], scores: dict[str, dict[str, list[f
         shown["psnr"] += spread
         table.add_row(name, *shown.values())
     console().print(table)
-    print("PSNR in dB, one to one and by the best match. At or below the grey image's, nothing was recovered.")
+    print("PSNR in dB, one to one and by the best match. A blur may have more than a grey image, and shows nothing.")

@@ -196,7 +196,9 @@ def client_defense(
     if defense.in_step and local_steps > 1:
         raise ValueError(f"{name} acts inside a local step: needs one local step in all, got {local_steps}")
     if defense.in_step and mixes_examples and not kind.of_rate:  # an optimizer only sees the mean gradient
-        raise ValueError(f"{name} treats every example by itself, and batch normalisation mixes them: take eval")
+        raise ValueError(
+            f"{name} treats every example by itself, and batch normalisation mixes them: take batch_norm eval"
+        )
     if claims_epsilon and kind.private and mixes_examples:
         raise ValueError(
             f"{name} has no epsilon here, since the client also sends its running statistics of batch normalisation, "

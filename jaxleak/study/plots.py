@@ -238,6 +238,7 @@ def trade_off(
     *,
     undefended: tuple[float, float] | None = None,
     grey: float | None = None,
+    average: float | None = None,
     title: str = "",
     xlabel: str = "PSNR of the reconstruction in dB (further left leaks less)",
     ylabel: str = "test accuracy (higher is better)",
@@ -252,6 +253,7 @@ def trade_off(
             None or NaN leaves a point out. The legend replaces a defense's name by the words of `SPOKEN`.
         undefended: (PSNR in dB, accuracy in [0, 1]) without a defense, drawn as a star.
         grey: PSNR of a grey image in dB, which shows nothing of the data.
+        average: PSNR in dB of the average training image, which shows nothing of a single sample.
         title: the figure's title.
         xlabel: label of the leak, for a measure other than PSNR.
         ylabel: label of the utility.
@@ -279,6 +281,9 @@ def trade_off(
         axes.plot(*undefended, "k*", markersize=10, label="no defense", clip_on=False)
     if grey is not None:
         axes.axvline(grey, color="grey", linewidth=1, linestyle=":", label="a grey image, which shows nothing")
+    if average is not None:
+        words = "the average training image, a blur of all samples"
+        axes.axvline(average, color="grey", linewidth=1, linestyle="-.", label=words)
     for name, (style, marker, who) in _LEAKS.items():
         if leaks[name]:
             axes.plot([], [], f"k{style}{marker}", markersize=4, label=who)

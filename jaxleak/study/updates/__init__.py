@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from jaxleak.study.updates._believed import believed_rates
     from jaxleak.study.updates._building import settings_as_run
     from jaxleak.study.updates._case import HELD_OUT, SYNTHETIC, Case
-    from jaxleak.study.updates._client import Victim, build_model, client_of, defense_of, share_of, victim
+    from jaxleak.study.updates._client import (
+        Victim,
+        build_model,
+        client_of,
+        defense_of,
+        require_defenses,
+        share_of,
+        victim,
+    )
+    from jaxleak.study.updates._clients_in_words import about_clients
     from jaxleak.study.updates._cost import COMPILE_SECONDS, forward_seconds, parameter_count, seconds_of_update
     from jaxleak.study.updates._federation import (
         Federation,
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
         where_seen,
     )
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
+    from jaxleak.study.updates._ranking import by_local_steps, order, steps_in_words, unhelped, unread
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._strengths import parse_strengths, swept_points
@@ -55,7 +65,10 @@ _MODULE_OF = {
     "believed_rates": "_believed",
     "settings_as_run": "_building",
     **dict.fromkeys(("HELD_OUT", "SYNTHETIC", "Case"), "_case"),
-    **dict.fromkeys(("Victim", "build_model", "client_of", "defense_of", "share_of", "victim"), "_client"),
+    **dict.fromkeys(
+        ("Victim", "build_model", "client_of", "defense_of", "require_defenses", "share_of", "victim"), "_client"
+    ),
+    "about_clients": "_clients_in_words",
     **dict.fromkeys(("COMPILE_SECONDS", "forward_seconds", "parameter_count", "seconds_of_update"), "_cost"),
     **dict.fromkeys(("Federation", "Utilities", "Utility", "refuse_overlap", "trained", "utility_of"), "_federation"),
     "HOMOTOPY_ROWS": "_homotopy_rows",
@@ -80,6 +93,7 @@ _MODULE_OF = {
     **dict.fromkeys(("generator_for", "public_images", "require_no_overlap"), "_public_data"),
     "about_model": "_own_model",
     **dict.fromkeys(("about_defenses", "kind_of_defense"), "_own_defense"),
+    **dict.fromkeys(("by_local_steps", "order", "steps_in_words", "unhelped", "unread"), "_ranking"),
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
     **dict.fromkeys(("parse_strengths", "swept_points"), "_strengths"),
@@ -104,6 +118,7 @@ __all__ = [
     "Utilities",
     "Utility",
     "Victim",
+    "about_clients",
     "about_defenses",
     "about_model",
     "asked_for_rivals",
@@ -111,6 +126,7 @@ __all__ = [
     "basin",
     "believed_rates",
     "build_model",
+    "by_local_steps",
     "captions",
     "cell_of_point",
     "check",
@@ -126,11 +142,13 @@ __all__ = [
     "generator_for",
     "kind_of_defense",
     "observe",
+    "order",
     "own_opinion",
     "parameter_count",
     "parse_strengths",
     "public_images",
     "refuse_overlap",
+    "require_defenses",
     "require_memory_of_update",
     "require_no_overlap",
     "resolved",
@@ -139,9 +157,12 @@ __all__ = [
     "settings_as_run",
     "share_of",
     "sources_of_update",
+    "steps_in_words",
     "swept_points",
     "trade_off_runner",
     "trained",
+    "unhelped",
+    "unread",
     "utility_of",
     "victim",
     "where_seen",

@@ -1,6 +1,7 @@
 """The side of the client and the server: model, data, defense, and the update that is shared."""
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxleak import data, defenses, models, objectives, protocols
 from jaxleak._base import Batch, Protocol, PyTree
 from jaxleak.data._dataset import TooFewSamplesError
+from jaxleak.study.sources import form_of
 from jaxleak.study.updates._attacker import resolved
 from jaxleak.study.updates._case import OPTIONS_OF_BUILT_IN, Case
 from jaxleak.study.updates._own_defense import kind_of_defense
@@ -145,6 +147,27 @@ def _protocol(
         secure_aggregation=FRACTION_BITS if share.clients > 1 else None,
         with_statistics=with_statistics,
     )
+
+
+def require_defenses(cases: Sequence[Case]) -> None:
+    """Refuse a defense that the cases' clients cannot have, such as DP-SGD where batch normalisation mixes examples.
+
+    Args:
+        cases: cases of one study, all of the same network and data.
+
+    Raises:
+        ValueError: if a client cannot have its defense, with the options that help.
+    """
+    model = build_model(cases[0], *form_of(cases[0].data))
+    for case in cases:
+        try:
+            defense_of(case, model)
+        except ValueError as error:
+            if model.mixes_images("eval") or not model.mixes_images(case.batch_norm):  # type: ignore[arg-type]
+                raise
+            raise ValueError(
+                f"{case.defense} on {case.model}: {error} (--batch-norm eval), or choose other defenses (--only)"
+            ) from error
 
 
 def defense_of(case: Case, model: models.Classifier) -> defenses.Defense | None:

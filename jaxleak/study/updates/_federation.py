@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxleak import _validate, data, defenses, models, protocols
+from jaxleak import _validate, data, defenses, metrics, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak._configuration import fingerprint
 from jaxleak.study import digest
@@ -291,6 +291,18 @@ class Utilities:
         params = jax.eval_shape(model.init, jax.random.key(0))["params"]
         bits = defenses.bits_on_the_wire(defense_of(case, model), params)
         return bits / sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    def average_psnr(self, case: Case, seed: int, images: np.ndarray) -> float:
+        """Mean PSNR in dB of the average training image, which shows nothing of a single sample.
+
+        Args:
+            case: case that names the data.
+            seed: random seed of the data.
+            images: (B, H, W, C) attacked images in [0, 1].
+        """
+        f = self.federation
+        average = data.load(case.data, f.samples + f.test_samples, seed).x[: f.samples].mean(axis=0)
+        return float(np.mean(metrics.psnr(images, np.broadcast_to(average, images.shape))))
 
     def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
         f = self.federation

@@ -115,6 +115,8 @@ def run_trade_off(
     - `psnr` in dB, `ssim`, `recognised`, `cosine_distance` and `label_accuracy` of the attack that does not know the
       defense. The suffix `_adaptive` marks the attack that knows it, and `_adaptive_weak` the attack that knows the
       noise and has a weak prior.
+    - `psnr_grey` and `psnr_average`, the PSNR in dB of a grey image and of the average training image, which show
+      nothing of a single sample.
     - `leak`, the PSNR of the best attack, and `leak_best_match`, the same with every image matched to its best
       reconstruction.
     - `accuracy_change` and `leak_change` against the undefended point of the same local steps, if that point ran
@@ -149,7 +151,7 @@ def run_trade_off(
 
     def beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
         point = by_id[cell.id]
-        row = {**_about(point), **_measured(point, utilities, results)}
+        row = {**_about(point), **_measured(point, utilities, results, seeds)}
         if row["defense"] is None and row["clients"] == 1:
             undefended[row["local_steps"]] = row
         return row | _change(row, undefended.get(row["local_steps"]))
@@ -165,7 +167,9 @@ def _about(point: TradeOffPoint) -> dict[str, Any]:
     return {"curve": point.curve, "strength": point.strength, **of_case}
 
 
-def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Results]) -> dict[str, Any]:
+def _measured(
+    point: TradeOffPoint, utilities: Utilities, results: Sequence[Results], seeds: Sequence[int]
+) -> dict[str, Any]:
     trainings, *attacks = ([result.scores for result in of_job] for of_job in zip(*results, strict=True))
     accuracies = [scores["test_accuracy"] for scores in trainings]
     row = {**_statistics("accuracy", accuracies), "diverged": int(np.isnan(accuracies).sum())}
@@ -174,6 +178,9 @@ def _measured(point: TradeOffPoint, utilities: Utilities, results: Sequence[Resu
         for name in SHOWN:
             row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
         row |= _statistics("psnr_grey", [scores["psnr_grey"] for scores in of_attack])
+    attacked = [of_seed[1].arrays["truth"] for of_seed in results]
+    averages = [utilities.average_psnr(point.case, s, x) for s, x in zip(seeds, attacked, strict=True)]
+    row |= _statistics("psnr_average", averages)
     # An attacker who knows the defense may still ignore it, so the defender has to expect the best of the attacks.
     for name, score in (("leak", "psnr"), ("leak_best_match", "psnr_best_match")):
         row |= _statistics(name, max(([scores[score] for scores in of_attack] for of_attack in attacks), key=_mean))
