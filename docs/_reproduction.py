@@ -8,10 +8,20 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs._reproduction_counts import (
+    beyond_and_nothing,
+    by_formula,
+    decided_by_one_seed,
+    distinct,
+    met_by_fedleak,
+    met_by_nothing,
+    showing_little,
+    without_attack,
+)
 from experiments import _paper
 from experiments._ledger.papers import FIGURES, PAPERS, TITLES, where
 from experiments._ledger.papers import FOLDER as LEDGERS
@@ -57,24 +67,6 @@ _NAMES = {
     "authors-adam": "the Adam of the authors' code",
     "descent-stopped": "the descent, Step II at its best",
 }
-
-#: Parts of ids by description, for cells whose number, even if met, is no better than that of an answer that ignores
-#: the update. The scores of answers of this kind are in docs/results/null_scores.json and vflrecon_data.json.
-_NO_BETTER_THAN_NOTHING = {
-    "GradInversion, whose answer is close to the mean of its random starts "
-    "([FedLeak's baselines](../inversion/baselines.md))": ("/gi/",),
-    "other baselines of CAFE's Table 2, and the claim that they stay below 10 dB": (
-        "table2/dlg/", "table2/cosine/", "table2/sapag/", "table2/bn/", "text-claims/others-below",
-    ),
-    "Inverting Gradients on 64 digits": ("table3/ig/b64/mnist",),
-    "CAFE without the distance of its features, on MNIST": ("table4/gamma0/mnist",),
-    "images after twelve local steps, or behind quantization, in FedLeak's Figure 4": (
-        "text-fig4-psnr/none/steps12", "text-fig4-psnr/quantization/",
-    ),
-    "features by VFLRecon, which the mean of every column predicts as well or better": (
-        "table6-feature/marvell/criteo", "text-fig7-feature/25", "text-fig8/most",
-    ),
-}  # fmt: skip
 
 #: Largest number of rows of a table that is not folded.
 _OPEN_ROWS = 12
@@ -140,19 +132,22 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         f"Of {found['cells']} printed numbers, {found['met']} are met here and {found['missed']} are missed; "
         f"{found['cells'] - found['measured']} have no measurement. Only {found['as_printed']} were measured with all "
         "that the paper prints (what a paper leaves open is ours, and said), and "
-        f"{found['variants']['printed']['met']} of these are met. Most misses therefore say little against a "
-        "paper: they are of smaller problems, other data or random "
-        f"weights. For {found['paper_algorithm']} of the {found['measured']} measured numbers the paper's own "
-        "algorithm ran.",
+        f"{found['variants']['printed']['met']} of these are met{without_attack(ledgers)}. Most misses therefore say "
+        "little against a paper: they are of smaller problems, other data or random weights. "
+        f"For {found['paper_algorithm']} of the {found['measured']} measured numbers the paper's own algorithm ran.",
         "",
         f'"Met" does not mean "repeated". {found["beyond"]} met numbers are beyond: better for the attacker than '
-        f"printed, by more than the spread and {TOLERANCE:.0%}. {sum(nothing.values())} met numbers, "
-        f"{_beyond_and_nothing(ledgers)} of them beyond, are no better than those of an answer that knows nothing of "
+        f"printed, by more than the spread and {TOLERANCE:.0%}; {found['variants']['stand-in']['beyond']} of them "
+        f"are on other data than the paper's. {sum(nothing.values())} met numbers, "
+        f"{beyond_and_nothing(ledgers)} of them beyond, are no better than those of an answer that knows nothing of "
         "what was sent, mostly in the paper as well. Of the reconstructions by FedLeak's own algorithm "
-        f"{_met_by_fedleak(ledgers) or 'none'} is met.",
+        f"{met_by_fedleak(ledgers) or 'none'} is met.",
         "",
         f"One seed decides {one_seed} of the {found['measured']} measured numbers and {one_seed_met} of those that "
-        "are met; the others have two or three.",
+        "are met; the others have two or three. The papers repeat some numbers, and two data sets of a paper may have "
+        f"the same one in their place here: {distinct(ledgers)} of the measured numbers are different ones. "
+        f"{by_formula(ledgers)} verdicts on CAFE's images would be others by the other formula of PSNR, of which the "
+        "paper of NeurIPS prints none.",
         "",
         '<details markdown="1">',
         "<summary>The met numbers that are no better than nothing</summary>",
@@ -165,9 +160,11 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         "Every number comes from a line of `experiments/ledger`, which has the command, the commit, the versions, the "
         "seeds and the date. No cell was chosen, left out or repeated by its outcome. But cheap runs went first, "
-        "so that our attack alone decides some numbers for which the paper's would take an hour or more. One setting "
-        "was chosen: the scale per item of VFLRecon's records, after the labels of Sensorless had been scored on seeds "
-        "0 and 1 ([what the scale changes](../vflrecon.md#what-does-the-scale-of-a-record-change)).",
+        "so that our attack alone decides some numbers for which the paper's would take an hour or more. Two settings "
+        "were chosen. One is the scale per item of VFLRecon's records, after the labels of Sensorless had been scored "
+        "on seeds 0 and 1 ([what the scale changes](../vflrecon.md#what-does-the-scale-of-a-record-change)). The other "
+        "is the rate and the number of rounds of FedLeak's Figure 4, of four pairs the one that fits its training "
+        "images.",
         "",
         "## When is a number met?",
         "",
@@ -195,44 +192,6 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         *_checked(ledgers[0].path.with_name(RECHECKS_FILE)),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _deciding(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
-    """The entries that decide the status of the measured numbers, each with its ledger."""
-    shown = [(ledger, cell_status(ledger, cell)[1]) for ledger in ledgers for cell in ledger.printed]
-    return [(ledger, entry) for ledger, entry in shown if entry is not None and entry.status in MEASURED]
-
-
-def _met(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
-    return [(ledger, entry) for ledger, entry in _deciding(ledgers) if entry.status == "met"]
-
-
-def _tells_nothing(cell: str, parts: Iterable[str]) -> bool:
-    return any(part in cell for part in parts)
-
-
-def met_by_nothing(ledgers: Sequence[Ledger]) -> dict[str, int]:
-    """The count of met numbers that are no better than those of an answer that knows nothing, by description."""
-    met = _met(ledgers)
-    counts = {of: sum(_tells_nothing(e.cell, parts) for _, e in met) for of, parts in _NO_BETTER_THAN_NOTHING.items()}
-    return {of: number for of, number in counts.items() if number}
-
-
-def _beyond_and_nothing(ledgers: Sequence[Ledger]) -> int:
-    """The count of numbers beyond the printed one that are no better than those of an answer that knows nothing."""
-    parts = [part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts]
-    return sum(ledger.beyond(entry) and _tells_nothing(entry.cell, parts) for ledger, entry in _met(ledgers))
-
-
-def decided_by_one_seed(ledgers: Sequence[Ledger]) -> tuple[int, int]:
-    """The count of measured numbers that a single seed decides, and the count of met ones among them."""
-    single = [entry for _, entry in _deciding(ledgers) if len(entry.seeds) == 1]
-    return len(single), sum(entry.status == "met" for entry in single)
-
-
-def _met_by_fedleak(ledgers: Sequence[Ledger]) -> int:
-    """The count of FedLeak's PSNRs that the paper's own algorithm meets."""
-    return sum("/fedleak" in e.cell and e.unit == "dB" and e.variant != "ours" for _, e in _met(ledgers))
 
 
 def _with_beyond(names: Sequence[str], counts: Mapping[str, int], beyond: int) -> list[str]:
@@ -307,7 +266,7 @@ def _table_page(ledger: Ledger, table: Mapping[str, Any]) -> str:
         _GENERATED,
         f"# {TITLES[ledger.paper]}, {where(ledger.paper, table['id'])}: {table['title']}",
         "",
-        _answer(counts, measured, beyond),
+        _answer(counts, measured, beyond) + showing_little(ledger, cells),
         "",
     ]
     if (FIGURES / f"{ledger.paper}-{table['id']}.png").exists():

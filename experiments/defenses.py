@@ -75,12 +75,12 @@ from jaxleak.study.updates import (
     cell_of_point,
     check,
     parse_strengths,
+    reads_nothing,
     require_defenses,
     require_memory_of_update,
     resolved,
     run_trade_off,
     trade_off_runner,
-    unread,
 )
 
 STUDIES = (*(name for name in studies.STUDIES if name != "demo"), *delegated.DELEGATED)
@@ -161,9 +161,9 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
     planned = _checked(args, chosen)
     if attacked := [point.case for points in planned.values() for point in points]:
         about_defenses(attacked, adaptive=args.adaptive)  # refuses a mechanism that its defense contradicts
-        require_defenses(attacked)
         # Check once before all points that the smallest attack fits in memory and that there are enough samples.
         require_memory_of_update(min(attacked, key=lambda case: case.images))
+        require_defenses(attacked)
         data.load(args.data, args.federation.samples + args.federation.test_samples, args.seeds[0])
     out = args.out or default_out("defenses", "-".join(args.study) or args.preset)
     config = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
@@ -189,7 +189,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
                     planned[study], folder, runner, utilities,
                     seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
                 )  # fmt: skip
-                silent |= {f"{study}-steps{steps}.png": text for steps, text in unread(rows).items()}
+                silent |= {f"{study}-steps{steps}.png": text for steps, text in reads_nothing(rows).items()}
                 rows, of_study = _shown(args, study, planned[study], rows, folder, runner)
             left -= share - budget.left
             sections += of_study

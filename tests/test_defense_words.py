@@ -16,11 +16,11 @@ from jaxleak.study.updates import (
     Federation,
     Utilities,
     about_clients,
-    order,
+    leak_order,
     parse_strengths,
+    reads_nothing,
     require_defenses,
     unhelped,
-    unread,
 )
 
 TINY = {"model": "mlp", "rounds": 2, "clients": 2, "samples": 16, "test_samples": 8, "batch_size": 2}
@@ -34,24 +34,24 @@ def row_of(defense, leak, *, steps=1, **known):
 def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_reads_nothing():
     gaussian, soteria = row_of("gaussian", 12.0, psnr_adaptive=12.0), row_of("soteria", 9.0, psnr_adaptive=9.0)
     defended = [gaussian, soteria, row_of("mine", 7.0)]
-    assert order([row_of(None, 20.0), *defended]) == [
+    assert leak_order([row_of(None, 20.0), *defended]) == [
         "Of 1 local step: soteria 1 (9.0 dB), gaussian 1 (12.0 dB).",
         "Of 1 local step, not ranked, since no attacker knew them: mine 1 (7.0 dB).",
     ]
-    assert len(order(defended)) == 2
-    assert len(order([row_of(None, 8.9, recognised=0.1), *defended])) == 2
-    (nothing,) = order([row_of(None, 8.9), *defended])
+    assert len(leak_order(defended)) == 2
+    assert len(leak_order([row_of(None, 8.9, recognised=0.1), *defended])) == 2
+    (nothing,) = leak_order([row_of(None, 8.9), *defended])
     assert nothing.startswith("Of 1 local step: no order. The attack reads nothing even without a defense")
 
 
 def test_an_attack_that_finds_no_more_than_the_average_image_reads_nothing():
-    said = unread([row_of(None, 8.9), row_of(None, 20.0, steps=12), {"defense": None, "local_steps": 2}])
+    said = reads_nothing([row_of(None, 8.9), row_of(None, 20.0, steps=12), {"defense": None, "local_steps": 2}])
     assert said.keys() == {1}
     assert "it has 8.9 dB, a grey image 7.0 dB and the average training image 8.0 dB" in said[1]
     assert "says anything about the defenses" in said[1]
-    assert unread([row_of(None, float("nan"))]).keys() == {1}
+    assert reads_nothing([row_of(None, float("nan"))]).keys() == {1}
     for reads in (row_of(None, 9.1), row_of(None, 8.9, recognised=0.25), row_of("gaussian", 7.0)):
-        assert unread([reads]) == {}
+        assert reads_nothing([reads]) == {}
 
 
 def test_the_average_image_is_that_of_the_training_samples():

@@ -210,6 +210,8 @@ def test_names_that_options_list_are_those_of_the_engine():
     assert get_args(parties.FieldName) == party_records.FIELDS
     assert get_args(parties.OptimizerName) == tuple(parties.OPTIMIZERS)
     said = re.search(
-        r'"""Defense of the real run: (.*?), or FILE.py:NAME', inspect.getsource(parties.SplitSetup), re.DOTALL
+        r'"""Defense of the real run, one in each run: (.*?), or FILE.py:NAME',
+        inspect.getsource(parties.SplitSetup),
+        re.DOTALL,
     )
     assert re.split(r",\s+", said[1]) == ["none", *defenses.SPLIT_DEFENSES]

@@ -189,14 +189,15 @@ NAMES = {
         Arrays arrays_of contents drawn drawn_name form_of own_code samples_in Sources SOURCES_FILE unavailable
     """,
     "jaxleak.study.updates": """
-        about_defenses about_model asked_for_rivals attack ATTACKS basin believed_rates build_model captions Case
+        about_clients about_defenses about_model asked_for_rivals attack ATTACKS basin believed_rates build_model
+        by_local_steps captions Case
         cell_of_point check check_effect client_of CLOSED_FORM compared COMPILE_SECONDS defense_of diagnostics
         draw_distances draw_reconstructions Federation first_distances forward_seconds generator_for HELD_OUT
-        HOMOTOPY_ROWS Inversion Inversions kind_of_defense observe Outcome own_opinion parameter_count parse_strengths
-        public_images
-        RECOGNISED_ABOVE refuse_overlap require_memory_of_update require_no_overlap Resolved resolved run_trade_off
-        seconds_of_update settings_as_run share_of sources_of_update swept_points SYNTHETIC trade_off_runner
-        TradeOffPoint trained Training Utilities Utility utility_of Victim victim where_seen
+        HOMOTOPY_ROWS Inversion Inversions kind_of_defense leak_order observe Outcome own_opinion parameter_count
+        parse_strengths public_images reads_nothing RECOGNISED_ABOVE refuse_overlap require_defenses
+        require_memory_of_update require_no_overlap Resolved resolved run_trade_off
+        seconds_of_update settings_as_run share_of sources_of_update steps_in_words swept_points SYNTHETIC
+        trade_off_runner TradeOffPoint trained Training unhelped Utilities Utility utility_of Victim victim where_seen
     """,
     "jaxleak.study.updates.basin": """
         CANDIDATES distances NOISE reach_of_row

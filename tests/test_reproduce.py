@@ -199,7 +199,9 @@ def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run
     ledgers = [ledger_of(paper) for paper in PAPERS]
     nothing, (one_seed, one_seed_met) = pages.met_by_nothing(ledgers), pages.decided_by_one_seed(ledgers)
     cells = {cell for ledger in ledgers for cell in ledger.printed}
-    for part in (part for parts in pages._NO_BETTER_THAN_NOTHING.values() for part in parts):
+    for part in (
+        part for parts in module_at("docs/_reproduction_counts.py")._NO_BETTER_THAN_NOTHING.values() for part in parts
+    ):
         assert any(part in cell for cell in cells), part
     readme = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
     assert f"{sum(nothing.values())} met numbers are no better than those of an answer that knows nothing" in readme
@@ -215,7 +217,7 @@ def test_the_overview_tells_the_papers_algorithm_from_ours_and_says_what_was_run
         "cafe-iclr/table3b",
         *(f"fedleak/{table}" for table in ("table11-gd", "table11-psnr", "text-overdetermination")),
     ]
-    assert "met, by the variant of a cell's most faithful measurement: 15 of 90 printed (6 beyond), " in said
+    assert "met, by the variant of a cell's most faithful measurement: 16 of 90 printed (6 beyond), " in said
     cells, met, missed = map(int, re.search(r"│ all +│ +│ (\d+) +│ (\d+) +│ (\d+) ", said).groups())
     *theirs, (ours_met, ours) = re.findall(r"(\d+) of (\d+) (?:printed|reduced|stand-in|ours) \(", said)
     by_papers, met_by_papers = sum(int(n) for _, n in theirs), sum(int(m) for m, _ in theirs)

@@ -16,10 +16,10 @@ from jaxleak.study.updates import (
     by_local_steps,
     draw_reconstructions,
     kind_of_defense,
-    order,
+    leak_order,
+    reads_nothing,
     steps_in_words,
     unhelped,
-    unread,
 )
 
 _HEADER = (
@@ -99,7 +99,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         for cells in ran:
             table.add_row(_named(*cells[:3]), *(cells[n] for n in part))
         terminal.print(table)
-    print(*unread(rows).values(), sep="\n", end="\n" * bool(unread(rows)))
+    print(*reads_nothing(rows).values(), sep="\n", end="\n" * bool(reads_nothing(rows)))
     print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row.get("not_run")])
 
 
@@ -123,7 +123,7 @@ def draw(
     ran = [row for row in rows if "accuracy" in row]
     if not ran:
         return
-    silent = unread(ran)
+    silent = reads_nothing(ran)
     for steps, those in by_local_steps(ran).items():
         curves: dict[str, list[dict[str, Any]]] = {}
         undefended = None
@@ -180,7 +180,7 @@ def sections(
         said = [f"`{o['id']}`: {o['outcome']}, {o['relation']} {o['paper']:g} {o['unit']}" for o in outcomes]
         found.append(reports.Section(f"{study}: what the paper says besides", [reports.bullets(said)]))
     found += readings(study, {name: kind_of_defense(name).interpretation for row in ran if (name := row["defense"])})
-    if orders := order(ran) + unhelped(ran):
+    if orders := leak_order(ran) + unhelped(ran):
         text = "From least leak to most (mean over seeds of the best attacker, among those who have a number above):"
         found.append(reports.Section(f"{study}: the order of the defenses", [text, reports.bullets(orders)]))
     return found

@@ -82,7 +82,7 @@ def main(args: Any) -> dict[str, float]:
         "psnr_fedleak": ours["psnr"],
         "psnr_best_baseline": max(means[name]["psnr"] for name in baselines),
         **{f"psnr_{cases[name].attack}": means[name]["psnr"] for name in baselines},
-        "psnr_spread": float(np.std(scores["FedLeak"]["psnr"])),  # of these seeds as a population (ddof 0)
+        "psnr_spread": float(np.std(scores["FedLeak"]["psnr"])),  # the deviation of these seeds alone (ddof 0)
         "ssim_fedleak": ours["ssim"],
         **{name: ours[name] for name in ("psnr_grey", "cosine_distance", "label_accuracy")},
         "seconds": sum(folder.seconds.values()),

@@ -37,11 +37,12 @@ DIRECTIONS = Directions(
         "text-shadow-share", "text-capacity-gain", "text-fig1-psnr",
     ),
     # Neither direction is better in cells with a defense, cells of other attacks for comparison, and cells of the
-    # paper's attack without an essential part.
+    # paper's attack without an essential part or before its first step.
     equal_parts=(
         "/fake/", "/noise0.", "/dp-", "/marvell", "/vfldefender", "/quantization", "/full-privacy", "/after",
         "/baseline", "/dlg/", "/idlg/", "/cosine/", "/sapag/", "/bn/", "/gc/", "/ig/", "/gi/", "/bayes/", "/ggl/",
-        "/rogs/", "/li/", "/fu/", "/geiping/", "/beta0/", "/gamma0/",
+        "/rogs/", "/li/", "/fu/", "/geiping/", "/alpha0/", "/beta0/", "/gamma0/", "/xi0/",
+        "/without-", "-without/", "/iter0/",
     ),
 )  # fmt: skip
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         where_seen,
     )
     from jaxleak.study.updates._public_data import generator_for, public_images, require_no_overlap
-    from jaxleak.study.updates._ranking import by_local_steps, order, steps_in_words, unhelped, unread
+    from jaxleak.study.updates._ranking import by_local_steps, leak_order, reads_nothing, steps_in_words, unhelped
     from jaxleak.study.updates._size import require_memory_of_update
     from jaxleak.study.updates._sources import sources_of_update
     from jaxleak.study.updates._strengths import parse_strengths, swept_points
@@ -93,7 +93,7 @@ _MODULE_OF = {
     **dict.fromkeys(("generator_for", "public_images", "require_no_overlap"), "_public_data"),
     "about_model": "_own_model",
     **dict.fromkeys(("about_defenses", "kind_of_defense"), "_own_defense"),
-    **dict.fromkeys(("by_local_steps", "order", "steps_in_words", "unhelped", "unread"), "_ranking"),
+    **dict.fromkeys(("by_local_steps", "leak_order", "steps_in_words", "unhelped", "reads_nothing"), "_ranking"),
     "require_memory_of_update": "_size",
     "sources_of_update": "_sources",
     **dict.fromkeys(("parse_strengths", "swept_points"), "_strengths"),
@@ -142,7 +142,7 @@ __all__ = [
     "generator_for",
     "kind_of_defense",
     "observe",
-    "order",
+    "leak_order",
     "own_opinion",
     "parameter_count",
     "parse_strengths",
@@ -162,7 +162,7 @@ __all__ = [
     "trade_off_runner",
     "trained",
     "unhelped",
-    "unread",
+    "reads_nothing",
     "utility_of",
     "victim",
     "where_seen",

@@ -27,7 +27,7 @@ def steps_in_words(steps: int) -> str:
     return f"{steps} local step{'s' if steps > 1 else ''}"
 
 
-def unread(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
+def reads_nothing(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Say for which numbers of local steps the attack reads nothing, even without a defense.
 
     An attack reads nothing if it recognises no image and has hardly more PSNR than a grey image or the average training
@@ -55,13 +55,13 @@ def unread(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
     return said
 
 
-def order(rows: Sequence[dict[str, Any]]) -> list[str]:
+def leak_order(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Sentences that rank defenses by their leak; defenses that no attacker knew are listed apart and not ranked.
 
     Args:
         rows: rows of one study that ran.
     """
-    said, silent = [], unread(rows)
+    said, silent = [], reads_nothing(rows)
     for steps, those in by_local_steps(rows).items():
         of_steps = steps_in_words(steps)
         if steps in silent:
