@@ -39,6 +39,17 @@ def test_a_statement_is_about_all_of_its_numbers_in_a_variant_that_all_have():
     assert alone[1].read(of(50.0)) == 50.0
 
 
+@pytest.mark.parametrize("name", ["", "reduced"])
+def test_one_number_on_other_data_tests_a_statement_too(name):
+    tables = [replace(m, name=name) for m in members(variant="stand-in")]
+    _, *alone = claims(tables, THEIRS, ["table2/cafe/cifar10", "table2/cafe/mnist"], min)
+    ending = f"-{name}" if name else ""
+    assert [m.name for m in alone] == [f"alone-cafe-cifar10{ending}", f"alone-cafe-mnist{ending}"]
+    assert all(m.partial and m.variant == "stand-in" for m in alone)
+    narrow = [replace(m, name="narrow") for m in members(variant="stand-in")]
+    assert len(claims(narrow, THEIRS, ["table2/cafe/cifar10", "table2/cafe/mnist"], min)) == 1
+
+
 def test_a_statement_about_one_number_is_no_part_of_itself():
     assert [m.partial for m in claims(members(), THEIRS, ["table2/cafe/mnist"], min)] == [False]
 
