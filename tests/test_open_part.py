@@ -11,6 +11,7 @@ from small_updates import answer_of, case_of
 
 from jaxleak import Batch, Observation, audit, models, protocols
 from jaxleak.audit._open_part import open_part
+from jaxleak.audit._verdict import open_part as open_part_question
 from jaxleak.audit._verdict.open_part import of_open_part
 
 SHAPE, COUNT = (4, 4, 1), 3
@@ -76,6 +77,33 @@ def test_an_image_that_may_be_added_to_the_whole_batch_leaves_all_of_its_images_
     # The search that moves every image by itself does not see it.
     found = audit.rival(case.share, case.observation, answer.x, answer.y, key=case.key)
     assert not found.undetermined.any()
+
+
+class _Patches(nn.Module):
+    """A convolution that reads every patch once, its normalisation, and a head."""
+
+    patch: tuple[int, int] = (2, 2)
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        x = nn.Conv(12, self.patch, strides=self.patch, use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(4)(nn.tanh(x).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("net", [_Perceptron(normalised=True), _Patches()])
+def test_what_all_images_or_patches_share_is_tried_before_any_reduction(monkeypatch, net):
+    """In a large network the reduction does not end; the noise that it would reduce is then no use."""
+    monkeypatch.setattr(open_part_question, "open_part", None)
+    case, answer = _case(net)
+    assert of_open_part(case, answer, ALL).all()
+
+
+def test_what_patches_share_that_are_no_squares_is_left_by_the_reduction(monkeypatch):
+    case, answer = _case(_Patches((1, 4)))
+    assert of_open_part(case, answer, ALL).all()
+    monkeypatch.setattr(open_part_question, "_ITERATIONS", 1)  # a reduction that does not end leaves changes that tell
+    assert not of_open_part(case, answer, ALL).any()
 
 
 @pytest.mark.parametrize("samples", [1, COUNT])

@@ -1,6 +1,7 @@
 """Changes of all images together that the update does not tell; searches that move each image by itself miss them."""
 
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,11 @@ def of_open_part(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
     takes its effect on the layer's outputs off, and in the layer's gradient its contributions add up to zero. A search
     from noise does not find this, since noise differs from image to image, and the search would have to undo all of its
     other parts. Here noise on all images is reduced to the part that leaves the update as it is, to first order. This
-    part counts if it costs no misfit, as it is or enlarged to the size of the noise. Pixels may leave [0, 1]: there
-    are smaller changes of this kind within. Other brightness and contrast alone make no other image, because
-    `toned_images` asks about these.
+    part counts if it costs no misfit, as it is or enlarged to the size of the noise. In large networks the reduction
+    does not end in time. So the changes that normalised first layers leave open are also tried as they are: the same
+    noise on all images, and the same noise on all patches of a size. Pixels may leave [0, 1]: there are smaller changes
+    of this kind within. Other brightness and contrast alone make no other image, because `toned_images` asks about
+    these.
 
     Args:
         case: the audited update.
@@ -37,16 +40,36 @@ def of_open_part(case: Case, answer: Answer, asked: np.ndarray) -> np.ndarray:
     """
     if not asked.any():
         return np.zeros(len(answer.x), bool)
-    x, y = jnp.asarray(answer.x), jnp.asarray(answer.y)
-    noise = NOISE * jax.random.normal(stream_of(case.key, Stream.OPEN_PART), x.shape)
-    left = open_part(case.received, case.observation, x, y, noise, _ITERATIONS)
-    change, pixels = np.asarray(left), tuple(range(1, answer.x.ndim))
-    largest = float(np.sqrt(np.mean(change**2, axis=pixels)).max())
     found, allowed = np.zeros(len(answer.x), bool), math.hypot(misfit_of(case, answer.x, answer.y), ADDED)
-    for factor in (1.0, NOISE / largest) if largest else ():
-        others = answer.x + factor * change
+    for change in _changes(case, answer):
+        others = answer.x + change
         beyond = answer.x + beyond_tones(others, answer.x)
         another = asked & ~found & ~(similarity(beyond, answer.x) >= AGREE_ABOVE)
         if another.any() and misfit_of(case, others, answer.y) <= allowed:
             found |= another
+        if found[asked].all():
+            break
     return found
+
+
+def _changes(case: Case, answer: Answer) -> Iterator[np.ndarray]:
+    """Changes of all images that broadcast to (B, H, W, channels), the cheapest first."""
+    key = stream_of(case.key, Stream.OPEN_PART)
+    shared = NOISE * np.asarray(jax.random.normal(jax.random.fold_in(key, 1), answer.x.shape[1:]))
+    yield shared
+    for side in _sides(*shared.shape[:2]):
+        repeats = (shared.shape[0] // side, shared.shape[1] // side, 1)
+        yield np.tile(shared[:side, :side], repeats)
+    x, y = jnp.asarray(answer.x), jnp.asarray(answer.y)
+    left = np.asarray(
+        open_part(case.received, case.observation, x, y, NOISE * jax.random.normal(key, x.shape), _ITERATIONS)
+    )
+    yield left
+    largest = float(np.sqrt(np.mean(left**2, axis=tuple(range(1, left.ndim)))).max())
+    if largest:
+        yield left * (NOISE / largest)
+
+
+def _sides(height: int, width: int) -> list[int]:
+    """Sides of square patches that divide an image, from the smallest on."""
+    return [side for side in range(2, max(height, width)) if height % side == 0 and width % side == 0]
