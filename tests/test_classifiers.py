@@ -252,9 +252,11 @@ def test_a_description_names_every_leaf_and_what_layers_read():
 
 def test_the_registry_knows_its_networks():
     assert set(models.CLASSIFIERS) == {
-        "lenet", "convnet", "convnet_ig", "mlp", "resnet10", "resnet10_x3", "resnet10_x5", "resnet18", "resnet34",
-        "densenet121", "mobilenet_v2", "vit_tiny", "vit_small",
+        "lenet", "convnet", "convnet_ig", "mlp", "mlp3", "resnet10", "resnet10_x3", "resnet10_x5", "resnet18",
+        "resnet34", "densenet121", "mobilenet_v2", "vit_tiny", "vit_small",
     }  # fmt: skip
+    weights = jax.eval_shape(models.mlp3((4, 4, 1)).init, jax.random.key(0))["params"]
+    assert sorted(weights) == ["dense_0", "dense_1", "dense_2", "head"]
     with pytest.raises(ValueError, match=r"model must be one of lenet, convnet, .*vit_small, got 'alexnet'"):
         models.build("alexnet", (28, 28, 1), 10)
 
