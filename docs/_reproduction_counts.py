@@ -22,18 +22,21 @@ _NO_BETTER_THAN_NOTHING = {
     ),
 }  # fmt: skip
 
+#: Parts of the ids of all of these cells.
+_NOTHING = tuple(part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts)
+
 #: Parts of ids of numbers that no attack gives: ratios of parameter counts, and numbers before the first step.
 _OF_NO_ATTACK = ("text-overdetermination/", "/iter0")
 
 
-def deciding(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
+def _deciding(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
     """The entries that decide the status of the measured numbers, each with its ledger."""
     shown = [(ledger, cell_status(ledger, cell)[1]) for ledger in ledgers for cell in ledger.printed]
     return [(ledger, entry) for ledger, entry in shown if entry is not None and entry.status in MEASURED]
 
 
 def _met(ledgers: Sequence[Ledger]) -> list[tuple[Ledger, Entry]]:
-    return [(ledger, entry) for ledger, entry in deciding(ledgers) if entry.status == "met"]
+    return [(ledger, entry) for ledger, entry in _deciding(ledgers) if entry.status == "met"]
 
 
 def _is_of(cell: str, parts: Iterable[str]) -> bool:
@@ -56,8 +59,8 @@ def without_attack(ledgers: Sequence[Ledger]) -> str:
 
 def showing_little(ledger: Ledger, cells: Sequence[str]) -> str:
     """A sentence that names a table's met numbers that are no better than those of an answer without the update."""
-    parts = [part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts]
-    found = [cell.partition("/")[2] for cell in cells if cell_status(ledger, cell)[0] == "met" and _is_of(cell, parts)]
+    met = [cell for cell in cells if cell_status(ledger, cell)[0] == "met"]
+    found = [cell.partition("/")[2] for cell in met if _is_of(cell, _NOTHING)]
     if not found:
         return ""
     numbers = "This met number is" if len(found) == 1 else "These met numbers are"
@@ -66,13 +69,13 @@ def showing_little(ledger: Ledger, cells: Sequence[str]) -> str:
 
 def distinct(ledgers: Sequence[Ledger]) -> int:
     """How many of the measured numbers differ from each other in a seed or its value; a NaN equals a NaN."""
-    return len({(ledger.paper, str(sorted(entry.seeds.items()))) for ledger, entry in deciding(ledgers)})
+    return len({(ledger.paper, str(sorted(entry.seeds.items()))) for ledger, entry in _deciding(ledgers)})
 
 
 def by_formula(ledgers: Sequence[Ledger]) -> int:
     """How many deciding measurements have another status by the other formula of PSNR, where it was recorded."""
     changed = 0
-    for ledger, entry in deciding(ledgers):
+    for ledger, entry in _deciding(ledgers):
         for formula in ("channel-peak", "peak-one"):
             other = ledger.entries.get((entry.cell, entry.variant, joined(entry.name, formula, by="-")))
             changed += other is not None and other.status in MEASURED and other.status != entry.status
@@ -81,13 +84,12 @@ def by_formula(ledgers: Sequence[Ledger]) -> int:
 
 def beyond_and_nothing(ledgers: Sequence[Ledger]) -> int:
     """The count of numbers beyond the printed one that are no better than those of an answer that knows nothing."""
-    parts = [part for parts in _NO_BETTER_THAN_NOTHING.values() for part in parts]
-    return sum(ledger.beyond(entry) and _is_of(entry.cell, parts) for ledger, entry in _met(ledgers))
+    return sum(ledger.beyond(entry) and _is_of(entry.cell, _NOTHING) for ledger, entry in _met(ledgers))
 
 
 def decided_by_one_seed(ledgers: Sequence[Ledger]) -> tuple[int, int]:
     """The count of measured numbers that a single seed decides, and the count of met ones among them."""
-    single = [entry for _, entry in deciding(ledgers) if len(entry.seeds) == 1]
+    single = [entry for _, entry in _deciding(ledgers) if len(entry.seeds) == 1]
     return len(single), sum(entry.status == "met" for entry in single)
 
 

@@ -99,7 +99,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         for cells in ran:
             table.add_row(_named(*cells[:3]), *(cells[n] for n in part))
         terminal.print(table)
-    print(*reads_nothing(rows).values(), sep="\n", end="\n" * bool(reads_nothing(rows)))
+    for text in reads_nothing(rows).values():
+        print(text)
     print_grouped("not run", [(row["not_run"], row["id"]) for row in rows if row.get("not_run")])
 
 

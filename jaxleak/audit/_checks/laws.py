@@ -92,7 +92,7 @@ def find_laws(
     telling = _violations(directions, combinations, variables, others) > _TELLING * tolerances
     sizes = _sizes(gradients)
     if diverged := not _finite(sizes):
-        sizes = find_sizes(share, variables, batch_size, key, precision)
+        sizes = _sizes_of_first_step(share, variables, batch_size, key)
     return Laws(share, directions, combinations[:, telling], tolerances[telling], sizes, diverged)
 
 
@@ -106,8 +106,13 @@ def find_sizes(
     """
     samples, keys = batch_size * share.local_steps * share.clients, jax.random.split(key, _SIMULATED)
     sizes = _sizes(_clients(share, variables, samples, keys, precision))
-    if _finite(sizes):
-        return sizes
+    return sizes if _finite(sizes) else _sizes_of_first_step(share, variables, batch_size, key)
+
+
+def _sizes_of_first_step(
+    share: ClientShare, variables: PyTree, batch_size: int, key: jax.Array
+) -> dict[str, tuple[float, float]]:
+    keys = jax.random.split(key, _SIMULATED)
     return _sizes(_clients(share.in_one_step(), variables, batch_size * share.clients, keys, FULL))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxleak import _validate, data, defenses, metrics, models, protocols
 from jaxleak._base import Batch, PyTree
 from jaxleak._configuration import fingerprint
+from jaxleak.metrics._images import mean_psnr
 from jaxleak.study import digest
 from jaxleak.study.files import naming, read_numbers, write_json
 from jaxleak.study.runner import Cost, Result
@@ -302,7 +303,7 @@ class Utilities:
         """
         f = self.federation
         average = data.load(case.data, f.samples + f.test_samples, seed).x[: f.samples].mean(axis=0)
-        return float(np.mean(metrics.psnr(images, np.broadcast_to(average, images.shape))))
+        return mean_psnr(metrics.psnr(images, np.broadcast_to(average, images.shape)))
 
     def _model(self, case: Case, seed: int) -> tuple[models.Classifier, data.Dataset]:
         f = self.federation
