@@ -65,6 +65,8 @@ _NAMES = {
     "reduced": "smaller problem",
     "shorter": "1,000 iterations",
     "authors-adam": "the Adam of the authors' code",
+    "authors-relu": "the ReLU of the authors' code",
+    "authors-code": "Adam and ReLU of the authors' code",
     "descent-stopped": "the descent, Step II at its best",
 }
 

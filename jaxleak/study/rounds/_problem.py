@@ -1,6 +1,6 @@
 """The private set and the model that the CAFE studies attack."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,9 +80,7 @@ def vertical_problem(
     return _problem(dataset, layout, model, x, num_samples, key)
 
 
-def horizontal_problem(
-    spec: str, *, num_samples: int, seed: int, key: jax.Array, network: Literal["cafe", "cafe-small"] = "cafe"
-) -> Problem:
+def horizontal_problem(spec: str, *, num_samples: int, seed: int, key: jax.Array, network: str = "cafe") -> Problem:
     """Load whole images and build the horizontal network of the ICLR submission.
 
     With M workers, the sample n of N belongs to worker n // (N / M).

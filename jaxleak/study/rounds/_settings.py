@@ -61,7 +61,7 @@ class Setting:
     switch: bool = False  # whether the single loop goes on to its next step by thresholds
     defense: str = "none"
     adaptive: bool = False  # whether the exact engine's attacker knows the defense
-    network: Literal["cafe", "cafe-small"] = "cafe"
+    network: Literal["cafe", "cafe-relu", "cafe-small"] = "cafe"
     # Reading of the parts of the descent that the paper does not print, see `STEPS`.
     steps: Literal["adam", "authors", "stopped"] = "adam"
     data_optimizer: Literal["adam", "normalized"] = "adam"  # where a method reads no H
