@@ -1,6 +1,7 @@
 """The CAFE tables: their cells, the cost of cells, and the budget. No attack runs here."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import jax
@@ -351,10 +352,17 @@ def test_scores_of_a_reconstruction_by_hand():
     exact = np.where(everyone[:, None, None, None, None] == 0, np.asarray(problem.private.x), slices)
     found = rounds.reconstruction_metrics(problem, Reconstruction(exact, labels, None, None))
     assert found["psnr_mean"] == pytest.approx((200 + psnr[1:].sum()) / 4, abs=1e-3)
-    table = rounds.reconstruction_metrics(
-        _problem("breast_cancer"), Reconstruction(np.zeros((4, 4, 8)), labels, None, None)
-    )
-    assert table.keys() == {"psnr_mean", "psnr_median", "psnr_min", "mse_mean", "label_accuracy"}
+
+
+def test_scores_of_a_table_by_hand():
+    problem = _problem("breast_cancer")
+    truth, labels = problem.dataset.x, np.array(problem.dataset.y)
+    found = rounds.reconstruction_metrics(problem, Reconstruction(np.zeros((4, 4, 8)), labels, None, None))
+    assert found.keys() == {"psnr_mean", "psnr_median", "psnr_min", "mse_mean", "label_accuracy", "feature_r2"}
+    spread = np.sum((truth[:3] - truth[:3].mean(axis=0)) ** 2)
+    assert rounds.table_r2(problem, 0 * truth, np.arange(3)) == pytest.approx(1 - np.sum(truth[:3] ** 2) / spread)
+    assert rounds.table_r2(problem, truth, np.arange(4)) == 1
+    assert math.isnan(rounds.table_r2(problem, truth, np.arange(1)))  # one row does not vary
 
 
 def test_relative_errors_by_hand():

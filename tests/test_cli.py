@@ -305,6 +305,19 @@ def test_slices_are_inverted_eight_at_a_time_and_go_on_where_they_were(monkeypat
     assert kept_before[1:] == [{"samples": 11}, {"samples": 8}]
 
 
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        ({}, "mean PSNR of 61.2 dB (30 dB"),
+        ({"feature_r2": 0.75}, "with an R2 of 0.7500 (an R2 of 1"),
+        ({"feature_r2": float("nan")}, "mean PSNR of 61.2 dB (30 dB"),
+    ],
+)
+def test_the_report_of_the_demo_says_how_much_of_a_table_was_found(score, said):
+    config = Args(num_samples=6, batch_size=3, images=4).resolved()
+    assert said in report._answer(config, {"psnr_mean": 61.2} | score)
+
+
 def test_scores_of_the_exact_engine_by_hand():
     problem = rounds.vertical_problem(
         "digits", num_samples=6, parties=4, seed=0, key=jax.random.key(0), network="logistic"

@@ -20,6 +20,7 @@ from jaxleak.study.rounds import (
     observe_and_recover,
     relative_errors,
     sources_of_rounds,
+    table_r2,
     vertical_problem,
 )
 
@@ -164,9 +165,9 @@ def _score(
                 folder.figure("contact_sheet.png"), problem.dataset.x[shown], images, unanswered=unanswered,
                 captions=list(captions), title=f"CAFE on {data_in_short(args.data)}: PSNR of each image below it",
             )  # fmt: skip
-        ssim = float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))
+        seen = {"ssim_mean": float(np.mean(metrics.ssim(problem.dataset.x[wanted], images[wanted])))}
     else:
-        ssim = float("nan")
+        seen = {"feature_r2": table_r2(problem, images, wanted)}
     if folder.writes:
         path = folder.figure("residual_psnr.png")
         plots.residual_scatter(path, residual, psnr, certified_below=CERTIFIED_BELOW, unanswered=int(unanswered.sum()))
@@ -179,7 +180,7 @@ def _score(
         "psnr_mean": float(finite_psnr.mean()),
         "psnr_median": float(np.median(psnr)),
         "psnr_min": float(psnr.min()),
-        "ssim_mean": ssim,
+        **seen,
         "mse_mean": float(np.mean((images[wanted] - problem.dataset.x[wanted]) ** 2)),
         "images_inverted": float(len(wanted)),
         "label_accuracy": metrics.label_accuracy(problem.dataset.y, recovery.labels),

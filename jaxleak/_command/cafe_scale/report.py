@@ -1,5 +1,6 @@
 """The report.md of CAFE at scale: the answer, its numbers, the captions of the pictures, and how it was done."""
 
+import math
 from collections.abc import Mapping
 
 from jaxleak._command.cafe_scale.options import Args, Config
@@ -19,11 +20,13 @@ _CAPTIONS = {
 #: Measures that the report and the terminal show; results.json has all numbers.
 MEASURES = (
     Measure("samples with an answer, of all", "answered_fraction", "%"),
-    Measure("images that pass their certificate, of those inverted", "certified_fraction", "%"),
+    Measure("samples with a certificate, of those to be inverted", "certified_fraction", "%"),
     Measure("labels right, of all", "label_accuracy", "%"),
     Measure("PSNR, mean over the samples", "psnr_mean", "dB"),
     Measure("PSNR of the worst sample", "psnr_min", "dB"),
+    Measure("PSNR of a grey image, mean over the samples", "psnr_grey", "dB"),
     Measure("SSIM, mean over the images", "ssim_mean", form=".4f"),
+    Measure("R2, share of the table's variance that is explained", "feature_r2", form=".4f"),
     Measure("relative error of the output gradients (Step I), median", "output_gradient_relative_error", form=".1e"),
     Measure("relative error of the features (Step II), median", "feature_relative_error", form=".1e"),
 )
@@ -52,10 +55,15 @@ def write(folder: RunFolder, options: Args, config: Config, metrics: Mapping[str
 
 def _answer(config: Config, metrics: Mapping[str, float]) -> str:
     inverted = round(metrics.get("images_inverted", config.images))
+    if not math.isnan(metrics.get("feature_r2", math.nan)):
+        meaning = "an R2 of 1 is an exact answer, and one of 0 the mean of every column"
+        score = f"with an R2 of {metrics['feature_r2']:.4f}"
+    else:
+        meaning = "30 dB shows an image's detail; above 100 dB the numbers are exact in float32"
+        score = f"at a mean PSNR of {metrics['psnr_mean']:.1f} dB"
     answer = (
         f"Gradients summed over batches of {config.batch_size} samples let the attacker answer for {inverted} of "
-        f"{config.images} private samples, at a mean PSNR of {metrics['psnr_mean']:.1f} dB (30 dB shows an image's "
-        f"detail; above 100 dB the numbers are exact in float32)"
+        f"{config.images} private samples, {score} ({meaning})"
     )
     if "label_accuracy" in metrics:
         answer += f", and name {metrics['label_accuracy']:.1%} of all labels"
@@ -63,9 +71,10 @@ def _answer(config: Config, metrics: Mapping[str, float]) -> str:
 
 
 def _method(config: Config, metrics: Mapping[str, float]) -> str:
+    network = "dense" if "feature_r2" in metrics and config.network == "cafe" else config.network  # as for any table
     federation = (
         f"{config.parties} parties hold slices of the same {config.num_samples} samples of {config.data} (network "
-        f"{config.network}), and a server sees the sum of their gradients in every round, and which samples were in it."
+        f"{network}), and a server sees the sum of their gradients in every round, and which samples were in it."
     )
     if config.solver != "exact":
         return (

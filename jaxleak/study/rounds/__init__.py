@@ -4,7 +4,7 @@
 solves them with the exact engine; `steps_one_and_two` and `step_three` descend as the paper does.
 """
 
-from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two
+from jaxleak.study.rounds._descent import Tables, reconstruction_metrics, step_three, steps_one_and_two, table_r2
 from jaxleak.study.rounds._exact import observe_and_recover, require_memory_of_rounds
 from jaxleak.study.rounds._problem import (
     Problem,
@@ -31,5 +31,6 @@ __all__ = [
     "sources_of_rounds",
     "step_three",
     "steps_one_and_two",
+    "table_r2",
     "vertical_problem",
 ]

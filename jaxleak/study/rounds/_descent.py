@@ -200,4 +200,18 @@ def reconstruction_metrics(
         scores["ssim_mean"] = float(np.mean(metrics.ssim(problem.dataset.x, np.clip(images, 0, 1))))
         grey = np.full_like(tiles, 0.5)
         scores["psnr_grey"] = float(image_psnr(problem, grey, index).mean())
+    else:
+        scores["feature_r2"] = table_r2(problem, images, index)
     return scores
+
+
+def table_r2(problem: Problem, found: np.ndarray, rows: np.ndarray) -> float:
+    """The share of a table's variance that reconstructed rows explain (`metrics.feature_r2`), NaN if none varies.
+
+    Args:
+        problem: the problem with the truth, a table.
+        found: (N, d) what was reconstructed of the first N rows of the table.
+        rows: numbers of the rows that count.
+    """
+    truth = problem.dataset.x[rows]
+    return metrics.feature_r2(truth, found[rows]) if np.ptp(truth, axis=0).any() else float("nan")
