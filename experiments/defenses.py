@@ -189,7 +189,7 @@ def main(args: Args, *, need_runs: bool = False) -> dict[str, float]:
                     planned[study], folder, runner, utilities,
                     seeds=args.seeds, budget=budget, adaptive=known, watch=progress.update,
                 )  # fmt: skip
-                silent |= {f"{study}-steps{steps}.png": text for steps, text in reads_nothing(rows).items()}
+                silent |= {report.figure_name(study, steps): text for steps, text in reads_nothing(rows).items()}
                 rows, of_study = _shown(args, study, planned[study], rows, folder, runner)
             left -= share - budget.left
             sections += of_study

@@ -134,10 +134,17 @@ def test_a_certificate_that_the_truth_contradicts_is_said_first_and_single_image
     assert f" (1.00, {numbers['ssim_each'][1]:.2f}). " in _scored(numbers)
     for fine in (
         answer._replace(agreement=np.array([1.0, 0.5])),  # the wrong one is not certified
-        answer._replace(toned=np.array([False, True])),  # the wrong brightness is not certified
         answer._replace(x=3 * wrong),  # pixels in another unit
     ):
         assert contradicted_by_truth(fine, numbers, x) == ""
+    toned = answer._replace(toned=np.array([False, True]))
+    for image, contradicts in (
+        (0.2 * x[1] + 0.1, False),  # the tones are not certified
+        (0.2 * x[0] + 0.1, False),  # a copy of the client's other image
+        (0.8 - x[1], True),  # a negative has other shapes
+        (wrong[1], True),
+    ):
+        assert bool(contradicted_by_truth(toned._replace(x=np.stack([x[0], image])), numbers, x)) == contradicts
     assert contradicted_by_truth(answer, scores((wrong, None), answer)[0], wrong) == ""
     assert contradicted_by_truth(None, {}, None) == ""
     unmatched = answer._replace(solved=True, cosine_distance=0.5)

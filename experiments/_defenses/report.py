@@ -109,6 +109,11 @@ def _named(defense: str, strength: str, steps: str) -> str:
     return " ".join(filter(None, (defense, strength))) + ("" if steps == "1" else f", {steps} steps")
 
 
+def figure_name(study: str, steps: int) -> str:
+    """The file's name of a study's figure for clients of so many local steps."""
+    return f"{study}-steps{steps}.png"
+
+
 def draw(
     folder: RunFolder, study: str, rows: list[dict[str, Any]], runner: Runner, attacks: dict[str, Inversion]
 ) -> None:
@@ -133,14 +138,20 @@ def draw(
                 undefended = (row["psnr"], row["accuracy"])
             if row["defense"] is not None or study == "fedleak-fig7":
                 curves.setdefault(row["curve"].removesuffix(f", {steps} steps"), []).append(row)
-        name = f"{study}-steps{steps}.png"
         grey, average = (float(np.mean([row[f"psnr_{of}"] for row in those])) for of in ("grey", "average"))
         title = f"{study}, {steps_in_words(steps)}: " + (
             "the attack reads nothing even without a defense,\nso that this figure says nothing about the defenses"
             if steps in silent
             else "a number beside a point is the defense's strength"
         )
-        plots.trade_off(folder.figure(name), curves, undefended=undefended, grey=grey, average=average, title=title)
+        plots.trade_off(
+            folder.figure(figure_name(study, steps)),
+            curves,
+            undefended=undefended,
+            grey=grey,
+            average=average,
+            title=title,
+        )
     if results := _of_the_same_images(runner, attacks, ran[0]["seeds"][0]):
         draw_reconstructions(folder.figure(f"{study}-images.png"), results)
 

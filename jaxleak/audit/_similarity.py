@@ -29,6 +29,22 @@ def similarity(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.asarray(1 - difference.max(axis=(1, 2, 3)))
 
 
-def closest(images: np.ndarray, image: np.ndarray) -> float:
-    """The similarity between an image (H, W, C) and the image among `images` (N, H, W, C) that it resembles most."""
-    return float(similarity(images, np.broadcast_to(image, images.shape)).max())
+def closest(images: np.ndarray, image: np.ndarray, *, any_tones: bool = False) -> float:
+    """The similarity between an image (H, W, C) and the image among `images` (N, H, W, C) that it resembles most.
+
+    With `any_tones` the image first gets the brightness and the contrast of each of the images, in every channel.
+    """
+    copies = _in_tones_of(images, image) if any_tones else np.broadcast_to(image, images.shape)
+    return float(similarity(images, copies).max())
+
+
+def _in_tones_of(images: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Copies (N, H, W, C) of an image (H, W, C), each with the tones that are nearest to one of the images.
+
+    Every channel is scaled by a number >= 0 and shifted, by least squares, since other tones are no negative.
+    """
+    centred = image - image.mean(axis=(0, 1))
+    means = images.mean(axis=(1, 2), keepdims=True)
+    slope = np.sum(centred * (images - means), axis=(1, 2), keepdims=True)
+    slope = slope / np.maximum(np.sum(centred**2, axis=(0, 1)), np.finfo(np.float32).tiny)
+    return np.clip(means + np.maximum(slope, 0) * centred, 0, 1)

@@ -106,7 +106,8 @@ def informed(
             `defenses.check_mechanism` to compare the mechanism of your own defense with what the defense does.
         model: the model under attack.
         share: what the client computes before its defense.
-        settings: settings of the attack without knowledge of the defense.
+        settings: settings of the attack without knowledge of the defense. A label rule of theirs is replaced if another
+            one suits what the defense leaves of the last layer's gradient.
         batch_size: B >= 1, the number of all images behind one payload, counted as by `inversion`.
         round: number >= 0 of the payload's round, for noise that decays.
         variables: variables of the model under attack. Only defenses with `reads_weights` need them; None draws random

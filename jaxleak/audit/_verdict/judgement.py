@@ -44,7 +44,7 @@ _RECOGNISED = (
 #: First reason where the truth contradicts a certificate, and the SSIM up to which it does.
 _CONTRADICTED = (
     "The truth contradicts a certificate. Images that are certified and are not the client's: {} of {}. The lowest "
-    "{} of one to the truth is {:.2f}. If the truth is right, please report this audit."
+    "{} of one to the nearest true image is {:.2f}. If the truth is right, please report this audit."
 )
 _WRONG = 0.5
 #: The same limit for rows of tables, in 1 minus their largest difference.
@@ -187,9 +187,10 @@ def recognised_by_truth(best: Answer, numbers: dict[str, Any]) -> tuple[str, ...
 def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: np.ndarray | None) -> str:
     """The first reason where the truth contradicts a certified image; empty if it contradicts none.
 
-    An answer in another unit than the truth, such as normalised images, cannot be compared. Nor can an image whose
-    tones the update leaves open. A second copy of one of the client's images is no contradiction; `copied` warns of it.
-    Equations have an exact solution, so that even a similar image is reported: as rounding or as a wrong truth.
+    An answer in another unit than the truth, such as normalised images, cannot be compared. An image whose tones the
+    update leaves open is compared in the tones of the truth. A second copy of one of the client's images is no
+    contradiction; `copied` warns of it. Equations have an exact solution, so that even a similar image is reported: as
+    rounding or as a wrong truth.
 
     Args:
         best: the answer that `best_of` chose, or None.
@@ -201,15 +202,16 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
         each, limit = numbers.get("similarity_each"), _WRONG_ROW
     if best is None or images is None or each is None or out_of_range(best):
         return ""
-    counted = best.shown if best.toned is None else best.shown & ~best.toned
+    toned = np.zeros(len(best.x), bool) if best.toned is None else best.toned
+    counted = best.shown & ~toned
     shown = np.clip(best.x, 0, 1)
     off = np.abs(images - shown).max(axis=(1, 2, 3))[counted]
     name = best.measure.partition(" ")[2]  # without its article
     if best.solved and (off > _OFF).any():
         lowest = min(s for place, s in enumerate(each) if counted[place])
         return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max(), name, lowest)
-    paired = [(place, s) for place, s in enumerate(each) if counted[place] and s <= limit]
-    wrong = [s for place, s in paired if closest(images, shown[place]) <= limit]
+    nearest = [closest(images, shown[place], any_tones=bool(toned[place])) for place in np.flatnonzero(best.shown)]
+    wrong = [alike for alike in nearest if alike <= limit]
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
 
