@@ -62,8 +62,6 @@ OPEN = (
     "features are scaled to [0, 1], and answers kept there; a record's step is one of Adam, where Algorithm 1 has a "
     "plain one; shadow runs: {}, of at least one and a half times as many steps as are attacked; epochs of R: {}"
 )
-#: Roughly guessed slowdown by a record of six items if the bottom model has hundreds of inputs.
-_WIDE = 10.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class VflReconStudy:
     def __init__(self, folder: Path):
         """Finished runs are kept below `folder`."""
         sources = Sources(folder, fresh=False, write=write_json)
-        self.runner = Runner(SplitJobs(slowdown=_slowdown), folder / "cells", sources, fresh=False)
+        self.runner = Runner(SplitJobs(), folder / "cells", sources, fresh=False)
         self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
 
     def measurements(self) -> Iterator[Measurement]:
@@ -140,10 +138,6 @@ def _told(draft: _Draft) -> str:
         *(f"{name} at a rate of {PLAIN_RATES[name]:g}, where 0.001 is printed" for name in sorted(others)),
     ]
     return joined(*notes)
-
-
-def _slowdown(case: SplitCase) -> float:
-    return _WIDE if "parameters" in case.fields and case.data != "sensorless" else 1.0
 
 
 def _reader(draft: _Draft, factor: float) -> Callable[[Results], float]:
