@@ -129,6 +129,7 @@ def _told(draft: _Draft) -> str:
         draft.differs,
         *dict.fromkeys(f"`{c.defense}` of {c.strength:g} ({SPLIT_DEFENSES[c.defense].unit})" for c in defended),
         OPEN.format(cases[0].shadow_runs, cases[0].network_epochs) * with_r,
+        "errors are means over features, where equation 6 divides by the records" * ("feature_mse" in read),
         "the attacker knows the defense" * ("_adaptive" in read),
         "the paper names the partition alone" * any(case.partition in ("gaussian", "gibbs") for case in cases),
         f"the accuracy after {cases[0].task_epochs} epochs, on the attacker's records" * ("task_" in read),
