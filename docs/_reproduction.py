@@ -162,7 +162,7 @@ def _overview(ledgers: Sequence[Ledger]) -> str:
         "",
         "Every number comes from a line of `experiments/ledger`, which has the command, the commit, the versions, the "
         "seeds and the date. No cell was chosen, left out or repeated by its outcome. But cheap runs went first, "
-        "so that our attack alone decides some numbers for which the paper's would take an hour or more. Two settings "
+        "so that our attack alone decides some numbers for which the paper's was not run yet. Two settings "
         "were chosen. One is the scale per item of VFLRecon's records, after the labels of Sensorless had been scored "
         "on seeds 0 and 1 ([what the scale changes](../vflrecon.md#what-does-the-scale-of-a-record-change)). The other "
         "is the rate and the number of rounds of FedLeak's Figure 4, of four pairs the one that fits its training "

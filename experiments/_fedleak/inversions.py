@@ -110,6 +110,8 @@ def inversion(setting: dict[str, Any], cell: dict[str, Any], spec: str, sizes: S
     notes += [PRESETS[method].format(labels=labels)] if method in PRESETS else []
     if method in ("fedleak", "fedleak_upstream") and case.tv is not None:
         notes.append(f"mean TV weight {case.tv:g}")
+    if method == "fedleak" and causes[2] in ("table15", "table16", "table18", "table19"):
+        notes.append("the preset changed in what the table varies, with a mean over activations")
     return Job(case, sizes.attack_round or training), joined(*notes)
 
 

@@ -13,12 +13,15 @@ from experiments._vfl.cells import BATCH_SIZES, TABLES
 from experiments._vfl.cells_tables import FEATURE, LABEL, Scored, dataset_case
 from experiments._vfl.study import plan
 from jaxleak.attacks import party_records
+from jaxleak.defenses import SPLIT_DEFENSES
 from jaxleak.study.cells import Results, joined
 from jaxleak.study.files import write_json
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.parties import PLAIN_RATES, Runs, SplitCase, SplitJob, SplitJobs
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
+
+Combine = Callable[[Sequence[float]], float]
 
 #: Tables and figures with runs of their own. Cells of the paper's text read the same runs.
 _TABLES = ("table3", "table4", "table5", "table6", "fu", "fig3", "fig5", "fig6")
@@ -38,8 +41,8 @@ STARTS: dict[party_records.ShadowInit, tuple[str, str]] = {
     "own_bottom": ("", "the shadow run starts at the attacker's own initial weights, and others elsewhere"),
     "shared": (
         "shared-start",
-        "more than the paper grants: the attacker knows the initial weights of all parties; "
-        "the shadow run starts where the attacked one did",
+        "more than the paper grants: the attacker knows the initial weights of all parties; the shadow run starts "
+        "where the attacked one did",
     ),
 }
 THREE_ITEMS = (
@@ -54,9 +57,11 @@ SCALES: dict[Literal["item", "entry"], tuple[str, str]] = {
     "entry": ("entry-scales", "a scale for each entry of a record, which the paper does not print"),
 }
 ALGEBRA = "the algebra of the encrypted protocol, without ciphertexts"
-
-#: Roughly guessed slowdown by a record of six items if the bottom model has hundreds of inputs.
-_WIDE = 10.0
+#: What the paper leaves open, or prints in two ways, and every cell with a shadow run takes in one.
+OPEN = (
+    "features are scaled to [0, 1], and answers kept there; a record's step is one of Adam, where Algorithm 1 has a "
+    "plain one; shadow runs: {}, of at least one and a half times as many steps as are attacked; epochs of R: {}"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class _Draft:
     variant: Variant
     differs: str
     metrics: tuple[Scored, ...]
-    combine: Callable[[Sequence[float]], float]
+    combine: Combine
     name: str = ""
     start: party_records.ShadowInit = "shared"
 
@@ -78,7 +83,7 @@ class VflReconStudy:
     def __init__(self, folder: Path):
         """Finished runs are kept below `folder`."""
         sources = Sources(folder, fresh=False, write=write_json)
-        self.runner = Runner(SplitJobs(slowdown=_slowdown), folder / "cells", sources, fresh=False)
+        self.runner = Runner(SplitJobs(), folder / "cells", sources, fresh=False)
         self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
 
     def measurements(self) -> Iterator[Measurement]:
@@ -117,18 +122,23 @@ def _told(draft: _Draft) -> str:
     """All differences from the printed settings: those of the draft, of its table and of its cases."""
     cases = [case for case, _ in draft.metrics]
     others = {case.optimizer for case in cases} - {"adam"}
+    read = " ".join(score for _, score in draft.metrics)
+    defended = (case for case in cases if case.defense != "none")
+    with_r = any(of in read for of in (*STARTS, "_reconstructed"))
     notes = [
         draft.differs,
+        *dict.fromkeys(f"`{c.defense}` of {c.strength:g} ({SPLIT_DEFENSES[c.defense].unit})" for c in defended),
+        OPEN.format(cases[0].shadow_runs, cases[0].network_epochs) * with_r,
+        "errors are means over features, where equation 6 divides by the records" * ("feature_mse" in read),
+        "the attacker knows the defense" * ("_adaptive" in read),
+        "the paper names the partition alone" * any(case.partition in ("gaussian", "gibbs") for case in cases),
+        f"the accuracy after {cases[0].task_epochs} epochs, on the attacker's records" * ("task_" in read),
         FIGURE3 * draft.cell.startswith("text-fig3/"),
         TABLE3 * draft.cell.startswith("table3/vflrecon"),
         BALANCED * any(case.data == "criteo" for case in cases),
         *(f"{name} at a rate of {PLAIN_RATES[name]:g}, where 0.001 is printed" for name in sorted(others)),
     ]
     return joined(*notes)
-
-
-def _slowdown(case: SplitCase) -> float:
-    return _WIDE if "parameters" in case.fields and case.data != "sensorless" else 1.0
 
 
 def _reader(draft: _Draft, factor: float) -> Callable[[Results], float]:
@@ -184,13 +194,7 @@ def _records(cell: str, case: SplitCase, metric: str, name: str, notes: str, *, 
 
 
 def _six_items(
-    cell: str,
-    variant: Variant,
-    cases: Sequence[SplitCase],
-    metric: str,
-    combine: Callable[[Sequence[float]], float],
-    notes: str,
-    name: str = "",
+    cell: str, variant: Variant, cases: Sequence[SplitCase], metric: str, combine: Combine, notes: str, name: str = ""
 ) -> Iterator[_Draft]:
     """A number with the paper's record, for each start of the shadow run and each scaling that the cell allows."""
     for start, (known, what) in STARTS.items():
@@ -256,13 +260,7 @@ def _of_text() -> Iterator[_Draft]:
 
 
 def _both(
-    cell: str,
-    cases: tuple[SplitCase, ...],
-    metric: str,
-    combine: Callable[[Sequence[float]], float],
-    note: str = "",
-    *,
-    stand_in: bool = False,
+    cell: str, cases: tuple[SplitCase, ...], metric: str, combine: Combine, note: str = "", *, stand_in: bool = False
 ) -> Iterator[_Draft]:
     """A number that combines several cases, with the paper's record and with ours."""
     notes = f"{FEWER}{note}"

@@ -72,7 +72,7 @@ def table3(base: SplitCase) -> Iterator[Cell]:
             continue
         case = dataset_case(base, name)
         if printed["id"].split("/")[1] == "li":
-            yield paper_cell(printed, case, f"{LABEL}_li_norm", note="by norms")
+            yield paper_cell(printed, case, f"{LABEL}_li_norm", note="by norms, of a share as in own records")
             yield paper_cell(printed, case, f"{LABEL}_li_direction", suffix="#direction", note="by directions")
         else:
             yield paper_cell(printed, case, f"{LABEL}_shared")

@@ -62,7 +62,7 @@ _THRESHOLD = "t_max = -t_min, in units of 1 / batch size, the largest size of an
 
 #: Every defense of vertical training, by name.
 SPLIT_DEFENSES: dict[str, SplitDefense] = {
-    "noise": SplitDefense(_noise("top_output"), 0.01, "variance of Gaussian noise on the top's output"),
+    "noise": SplitDefense(_noise("top_output"), 0.01, "variance of Gaussian noise on the top's output, the logits"),
     "noise_gradient": SplitDefense(
         _noise("top_output_gradient"), 0.01, "variance of Gaussian noise on the gradient of the top's output"
     ),
@@ -73,18 +73,22 @@ SPLIT_DEFENSES: dict[str, SplitDefense] = {
         _noise("bottom_output"), 0.01, "variance of Gaussian noise on the embeddings that the parties send"
     ),
     "dp_sgd": SplitDefense(
-        _private, 10.0, "epsilon of all training as for Poisson sampling, delta 1e-5, clipping norm 1"
+        _private, 10.0,
+        "epsilon of all training as for Poisson sampling, delta 1e-5, clipping norm 1, on every owner's own updates",
     ),
     "label_dp": SplitDefense(
         _private_labels, 10.0,
         "epsilon of all labels in any party's view, delta 1e-5, by noise on the gradient of the top's output",
     ),
     "marvell": SplitDefense(
-        lambda power, run: marvell(num_classes=run.num_classes, power=power), 1.0, "power of the noise"
+        lambda power, run: marvell(num_classes=run.num_classes, power=power), 1.0,
+        "power of the noise, which hides every class against the rest",
     ),
-    "vfl_defender": SplitDefense(_defender("direction"), 1.0, _THRESHOLD),
-    "vfl_defender_paper": SplitDefense(_defender("paper"), 1.0, _THRESHOLD),
-    "vfl_defender_batch": SplitDefense(_defender("batch"), 4.0, _THRESHOLD),
+    "vfl_defender": SplitDefense(_defender("direction"), 1.0, f"{_THRESHOLD}, with one random size for every sample"),
+    "vfl_defender_paper": SplitDefense(
+        _defender("paper"), 1.0, f"{_THRESHOLD}, with a random size for every entry, of the logits, 0 as negative"
+    ),
+    "vfl_defender_batch": SplitDefense(_defender("batch"), 4.0, f"{_THRESHOLD}, with one random size for every batch"),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Cases of vertical training as the jobs of a runner: every job runs once for every seed."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from jaxleak.attacks import party_records
@@ -29,18 +29,9 @@ class SplitJobs:
     A job has the scores of `run_case`, correlations if features are reconstructed, and the numbers of records used.
     """
 
-    def __init__(
-        self,
-        pictured: Collection[tuple[SplitCase, int]] = (),
-        slowdown: Callable[[SplitCase], float] = lambda _: 1.0,
-    ):
-        """Choose which arrays are kept, and how long cases take.
-
-        Args:
-            pictured: cases and seeds whose arrays are kept for figures.
-            slowdown: function from a case to the factor > 0 by which the case takes longer than `seconds_of` says.
-        """
-        self.pictured, self.slowdown = frozenset(pictured), slowdown
+    def __init__(self, pictured: Collection[tuple[SplitCase, int]] = ()):
+        """Choose of which cases and seeds arrays are kept for figures."""
+        self.pictured = frozenset(pictured)
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """Return what identifies a stored result: the case, the runs and the seed."""
@@ -61,7 +52,7 @@ class SplitJobs:
 
     def cost(self, job: SplitJob) -> Cost:
         """Estimated cost, see `seconds_of`."""
-        return Cost(self.slowdown(job.case) * seconds_of(job.case, job.runs))
+        return Cost(seconds_of(job.case, job.runs))
 
     def run(self, job: SplitJob, seed: int) -> Result:
         """Run all parts of the case once."""
