@@ -20,7 +20,7 @@ from jaxleak._lock import lock_folder
 from jaxleak._own_files import file_of, is_own
 from jaxleak.audit import EXIT_STATUS, update, write_report
 from jaxleak.defenses import Defense
-from jaxleak.study import Progress, read_weights, require_own_folder
+from jaxleak.study import Progress, read_counters, read_weights, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 from jaxleak.study.updates import kind_of_defense
 
@@ -54,13 +54,16 @@ def audit(options: argparse.Namespace) -> int:
             for field in dataclasses.fields(capture.Facts)
             if getattr(options, field.name, None) is not None
         }
+        after_training = (options.kind or sent.facts.kind) == "weights"
+        counters = read_counters(options.weights, model) if after_training else None
         own = own_defense_of(options)
         with naming(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(options.out)  # held until the report is written
         verdict = update(
             model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
-            fresh=options.fresh, show=progress.update, since=begin, own_defense=own, **facts,
+            fresh=options.fresh, show=progress.update, since=begin, own_defense=own,
+            counters=counters, **facts,
         )  # fmt: skip
     print(f"\n{verdict.headline.upper()}")
     for reason in verdict.reasons:

@@ -8,10 +8,11 @@ import numpy as np
 from jaxleak import capture, models
 from jaxleak._base import PyTree
 from jaxleak._tree import named_leaves
+from jaxleak.capture._arrays import COUNTER
 from jaxleak.capture._names import held_of, in_order
 from jaxleak.models._classifier import digest_of
 
-__all__ = ["read_weights"]
+__all__ = ["read_counters", "read_weights"]
 
 
 def read_weights(path: Path, model: models.Classifier) -> PyTree:
@@ -29,8 +30,7 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
     like = jax.eval_shape(model.init, jax.random.key(0))
     if path.is_dir():
         return models.load_weights(path, like)
-    arrays, _ = capture.read_arrays(path)
-    arrays = in_order(arrays, model.listed, list(named_leaves(like["params"])), what=str(path))
+    arrays = _named_arrays(path, model, like["params"])
     held = held_of(arrays, [name for name, _ in model.constants], None, what=str(path))
     for name, digest in model.constants:
         if name in held and digest_of(held[name]) != digest:
@@ -48,3 +48,19 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
         if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{path} holds weights that are not finite")
     return variables
+
+
+def read_counters(path: Path, model: models.Classifier) -> dict[str, np.ndarray]:
+    """Read PyTorch's counters of batches by name from the file that `read_weights` reads; none are in an npz file.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it cannot be read, or is a list that does not fit the model.
+    """
+    arrays = _named_arrays(path, model, jax.eval_shape(model.init, jax.random.key(0))["params"])
+    return {name: array for name, array in arrays.items() if name.endswith(COUNTER)}
+
+
+def _named_arrays(path: Path, model: models.Classifier, params: PyTree) -> dict[str, np.ndarray]:
+    arrays, _ = capture.read_arrays(path)
+    return in_order(arrays, model.listed, list(named_leaves(params)), what=str(path))

@@ -24,6 +24,8 @@ ADDED_UP = "gradients that were added up over several micro-batches without divi
 
 #: What a client of a network with running statistics may have forgotten to state.
 MIXED_MODES = "layers of batch normalisation in different modes (eval_layers)"
+#: The option for such a client.
+EVAL_LAYERS = "eval_layers, the names of those in evaluation mode, as capture.save records them of a PyTorch module"
 
 
 def only_clipped(norm: float | None = None) -> str:

@@ -31,15 +31,15 @@ def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> 
         held = held_of(sent.arrays, list(leaves), names, what=sent.source)
     except ValueError:  # a list of what is trained, for example, which has no entries of the others
         return []
-    moved = [
+    changed = [
         name
         for name in matching(frozen, list(leaves), what="frozen")
-        if name in held and _moved(sent.facts.kind, held[name], np.asarray(leaves[name]))
+        if name in held and moved(sent.facts.kind, held[name], np.asarray(leaves[name]))
     ]
-    if not moved:
+    if not changed:
         return []
     what = "other weights than --weights" if sent.facts.kind == "weights" else "entries other than zero"
-    which = f"{moved[0]} and {len(moved) - 1} more are" if len(moved) > 1 else f"{moved[0]} is"
+    which = f"{changed[0]} and {len(changed) - 1} more are" if len(changed) > 1 else f"{changed[0]} is"
     evidence = f"{which} said to be frozen, and the update has {what} there."
     cause = "the client trained these layers"
     if sent.facts.kind == "weights":
@@ -47,7 +47,8 @@ def check_frozen(sent: capture.Update, params: PyTree, names: Sequence[str]) -> 
     return [Finding("frozen layers", "failed", evidence, cause, ("--frozen", "--weights"))]
 
 
-def _moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:
+def moved(kind: str, array: np.ndarray, before: np.ndarray) -> bool:
+    """Whether an array of an update of this kind differs from the array before training by more than its format."""
     if kind != "weights":
         return bool(np.any(array != 0))
     if array.size != before.size:

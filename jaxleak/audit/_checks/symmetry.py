@@ -10,7 +10,7 @@ from jaxleak._base import BatchNormMode, PyTree, total_steps
 from jaxleak._tree import named_leaves, replaced
 from jaxleak.audit._checks.contents import zero_layers
 from jaxleak.audit._checks.differences import minus, scaled
-from jaxleak.audit._checks.finding import DEFENSE_OTHER, MIXED_MODES, Finding, Mended, Status
+from jaxleak.audit._checks.finding import DEFENSE_OTHER, EVAL_LAYERS, MIXED_MODES, Finding, Mended, Status
 from jaxleak.audit._checks.laws import (
     VANISHING_BELOW,
     Laws,
@@ -35,8 +35,6 @@ _VANISHES_BELOW = 1e-4
 #: whose variance is near the epsilon of a normalisation, gave up to 16 for a right update, by the simulated images.
 #: Weights a hundredth off give a hundred.
 _FAILED_ABOVE = 30.0
-#: The option for layers that normalise in different modes.
-_LAYERS = "eval_layers, the names of those in evaluation mode, as capture.save records them of a PyTorch module"
 
 
 def check_symmetries(
@@ -121,7 +119,7 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision 
         if largest > max(_VANISHES_BELOW, precision.unit):
             if mixed := [other for other in nothing if 0 < shares[other] < VANISHING_BELOW]:
                 return Finding(
-                    name, "failed", f"{evidence}. {mixed[0]} has {shares[mixed[0]]:.1e}.", MIXED_MODES, (_LAYERS,)
+                    name, "failed", f"{evidence}. {mixed[0]} has {shares[mixed[0]]:.1e}.", MIXED_MODES, (EVAL_LAYERS,)
                 )
             cause = "the client normalised by running statistics, or layers are exchanged"
             return Finding(name, "failed", evidence + ".", cause, ("--batch-norm eval",))
@@ -136,7 +134,7 @@ def _mode(laws: Laws, payload: PyTree, nothing: list[str], precision: Precision 
         )
         evidence += f"{laws.sizes[leaf][0]:.1e} and more"
         if any(shares[other] > _VANISHES_BELOW for other in telling) and vanished:
-            return Finding(name, "failed", evidence + ".", MIXED_MODES, (_LAYERS,))
+            return Finding(name, "failed", evidence + ".", MIXED_MODES, (EVAL_LAYERS,))
         if vanished:
             cause = "the client normalised by batch statistics, in front of which this gradient is zero"
             return Finding(name, "failed", evidence + ".", cause, ("--batch-norm train",))

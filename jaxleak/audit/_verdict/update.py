@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,6 +19,7 @@ from jaxleak.audit._checks import Finding, Precision, check_known_images, checke
 from jaxleak.audit._checks.frozen import check_frozen
 from jaxleak.audit._checks.head import outputs
 from jaxleak.audit._checks.predicted import ONE_SAMPLE
+from jaxleak.audit._checks.statistics import check_statistics
 from jaxleak.audit._checks.tokens import tokens_of
 from jaxleak.audit._verdict.case import Case, Show
 from jaxleak.audit._verdict.judgement import ended, inconsistent, judged, proven_findings, proven_labels
@@ -78,6 +79,7 @@ def update(
     show: Show | None = None,
     since: float | None = None,
     own_defense: Defense | None = None,
+    counters: Mapping[str, Any] | None = None,
     **facts: Unpack[capture.FactOptions],
 ) -> Verdict:
     """Attack one update with the attacks that apply, the cheapest first, and say whether it leaks.
@@ -104,6 +106,7 @@ def update(
         since: the time in seconds at which the budget began to run, by `time.monotonic()`; None: with this call.
         own_defense: the client's defense if it is not one of jaxleak's, with the mechanism that its attacker believes;
             `defense` may then give it a name.
+        counters: PyTorch's `num_batches_tracked` before the client's steps, by name; other entries are not read.
         facts: what is known of the client, as fields of `capture.Facts`; they override the facts of the file. The batch
             size must be known. The defaults of unknown facts are a mean of cross-entropies, one step, and batch
             statistics. For the losses "other" (any but cross-entropy) and "binary_cross_entropy" (of several outputs),
@@ -139,25 +142,24 @@ def update(
     defense, said = known_defense(own_defense, known, share, variables)
     checked = check_truth(truth, samples, model.image_shape, model.num_classes)
     threat = threat_of(known, samples)
-    payload, mistakes = _read(sent, model, variables, whole, names)
+    order = model.listed if names is None else names
+    payload, mistakes = _read(sent, variables, whole, order)
     if mistakes:
         return _refused(mistakes, model, threat, out, fresh=fresh)
-    parts = parts_of_a_sum(known)
-    if parts > 1:
-        payload = jax.tree.map(lambda leaf: leaf / parts, payload)
-    scale = None if known.kind == "gradient" else per_weight(sent) / parts
-    precision = precision_of(sent.arrays.values(), payload, per_weight=scale)
-    if unusable := _unusable_weights(payload, known, precision):
-        return _refused([unusable], model, threat, out, fresh=fresh)
+    payload, precision = _of_mean_loss(sent, payload)
+    findings = _unusable_weights(payload, known, precision)
+    findings = findings or check_statistics(sent, share, variables, order, counters, defended=is_defended(known))
+    if failed(findings):
+        return _refused(findings, model, threat, out, fresh=fresh)
     # A binary cross-entropy of one logit is the cross-entropy of two classes.
     loss_known = known.loss in (None, "cross_entropy") or (known.loss == BINARY_LOSS and model.one_logit)
     watch = Stopwatch()
     shown("checks", 0, 1, "")
-    findings, head = checked_update(
+    of_update, head = checked_update(
         share, variables, payload, batch_size=known.batch_size, defended=is_defended(known), defense=defense,
         precision=precision, loss_known=loss_known,
     )  # fmt: skip
-    findings += check_known_images(
+    findings += of_update + check_known_images(
         share, variables, payload, checked, defended=is_defended(known), precision=precision, loss_known=loss_known
     )
     known_options = options_stated(known)
@@ -194,11 +196,8 @@ def _refused(
     return inconsistent(findings, model, threat)
 
 
-def _read(
-    sent: capture.Update, model: Classifier, variables: PyTree, whole: PyTree, names: Sequence[str] | None
-) -> tuple[PyTree, list[Finding]]:
+def _read(sent: capture.Update, variables: PyTree, whole: PyTree, order: Sequence[str]) -> tuple[PyTree, list[Finding]]:
     """The update as a gradient of the trained part, and what is wrong with its names, shapes and untrained layers."""
-    order = model.listed if names is None else names
     try:
         payload = capture.gradient_of(sent, variables["params"], names=order)
         return payload, [] if is_defended(sent.facts) else check_frozen(sent, whole, order)
@@ -208,20 +207,29 @@ def _read(
         return None, [Finding("names and shapes", "failed", f"{error}.", cause, options)]
 
 
-def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> Finding | None:
-    """A finding if weights after training show nothing of the training, else None."""
+def _of_mean_loss(sent: capture.Update, payload: PyTree) -> tuple[PyTree, Precision]:
+    """The update in units of a gradient of the mean loss, whatever the client's reduction, and its precision."""
+    parts = parts_of_a_sum(sent.facts)
+    if parts > 1:
+        payload = jax.tree.map(lambda leaf: leaf / parts, payload)
+    scale = None if sent.facts.kind == "gradient" else per_weight(sent) / parts
+    return payload, precision_of(sent.arrays.values(), payload, per_weight=scale)
+
+
+def _unusable_weights(payload: PyTree, known: capture.Facts, precision: Precision) -> list[Finding]:
+    """A finding if weights after training show nothing of the training, else none."""
     if known.kind == "weights" and not any(np.any(leaf) for leaf in jax.tree.leaves(payload)):
         evidence = "The weights after training are those before it in every entry."
         cause = (
             "one file was given for both, --weights was saved after the steps (a state dict changes with its network), "
             "or nothing was trained"
         )
-        return Finding("zeros", "failed", evidence, cause, ("--weights", "--update"))
+        return [Finding("zeros", "failed", evidence, cause, ("--weights", "--update"))]
     if known.kind == "weights" and precision.unit and known.defense != OTHER_DEFENSE:
         evidence = f"The weights after training are numbers of {precision.name}, too coarse for what one step changes."
         cause = "weights were rounded to 16 bits before they were sent or saved"
-        return Finding("precision", "failed", evidence, cause, ("--kind difference", "--defense other"))
-    return None
+        return [Finding("precision", "failed", evidence, cause, ("--kind difference", "--defense other"))]
+    return []
 
 
 def _attacked(case: Case) -> tuple[list[Answer], list[str]]:
