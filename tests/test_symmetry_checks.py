@@ -43,11 +43,33 @@ def test_the_laws_of_a_network_of_relus_are_kept_by_its_gradients_and_not_by_oth
         assert 0 < least < largest < 1
 
 
-def test_simulated_images_are_noise_on_a_coarse_pattern():
-    x = laws._images(KEY, 3, (8, 12, 2))
-    coarse_key, fine_key = jax.random.split(KEY)
-    coarse = jax.image.resize(jax.random.uniform(coarse_key, (3, 2, 3, 2)), x.shape, "linear")
-    np.testing.assert_allclose(x, 0.7 * coarse + 0.3 * jax.random.uniform(fine_key, x.shape), atol=1e-6)
+@pytest.mark.parametrize("of", ["dark", "bright"])
+def test_units_that_only_some_images_turn_off_make_no_law(of):
+    """Units that are on for every image of medium brightness: a shift of their biases is one of the head's bias."""
+    model, rng = models.mlp((16, 16, 1), 2, widths=(6,)), np.random.default_rng(0)
+    kernel, shade = rng.uniform(0.5, 1, (256, 6)) / 256, rng.uniform(0, 0.2, (2, 16, 16, 1))
+    params = jax.jit(model.init)(KEY)["params"]
+    on_above_a_quarter = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(-0.25 * kernel.sum(axis=0))}
+    if of == "bright":  # on below three quarters
+        on_above_a_quarter = {"kernel": -on_above_a_quarter["kernel"], "bias": jnp.asarray(0.75 * kernel.sum(axis=0))}
+        shade = 1 - shade
+    variables, share = {"params": params | {"dense_0": on_above_a_quarter}}, protocols.ClientShare(model)
+    x = jnp.asarray(np.concatenate([shade, rng.uniform(0.3, 0.7, (2, 16, 16, 1))]), jnp.float32)
+    gradient = share(variables, Batch(x[:, None], jnp.array([0, 1, 1, 0], jnp.int32), jnp.arange(4)))
+    assert laws.against(laws.find_laws(share, variables, 4, jax.random.key(1)), variables, gradient).worst <= 1
+
+
+def test_simulated_images_are_of_four_kinds():
+    x = np.asarray(laws._images(KEY, 400, (8, 12, 2)))
+    coarse_key, fine_key, kind_key = jax.random.split(KEY, 3)
+    coarse = jax.image.resize(jax.random.uniform(coarse_key, (400, 2, 3, 2)), x.shape, "linear")
+    noise = np.asarray(jax.random.uniform(fine_key, x.shape))
+    medium = 0.7 * np.asarray(coarse) + 0.3 * noise
+    dark = 0.8 * np.clip(3 * np.asarray(coarse) - 2, 0, 1) + 0.2 * noise
+    kind = np.asarray(jax.random.randint(kind_key, (400,), 0, 4))
+    for number, images in enumerate((medium, dark, 1 - dark, noise)):
+        assert 60 < np.sum(kind == number) < 140
+        np.testing.assert_allclose(x[kind == number], images[kind == number], atol=1e-6)
     assert laws._images(KEY, 1, (2, 3, 1)).shape == (1, 2, 3, 1)  # too small for any pattern
 
 

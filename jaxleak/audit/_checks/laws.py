@@ -251,15 +251,21 @@ def _simulated(share: ClientShare, variables: PyTree, samples: int, key: jax.Arr
 
 
 def _images(key: jax.Array, count: int, shape: tuple[int, ...], one_hot: bool = False) -> jax.Array:
-    """Images of noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side."""
+    """Images of noise on a coarse pattern, so that convolutions see both; or one-hot codes along the longer side.
+
+    An image is of medium brightness, dark with bright spots, bright with dark spots, or noise alone, at random. Units
+    that are always on or always off for images of one kind alone would seem to be laws, which other images break.
+    """
     if one_hot:
         long = int(shape[1] >= shape[0])
         return codes_of(key, count, shape, long, jnp.arange(shape[long]))[1]
-    coarse_key, fine_key = jax.random.split(key)
+    coarse_key, fine_key, kind_key = jax.random.split(key, 3)
     coarse = jax.random.uniform(coarse_key, (count, *(max(1, side // 4) for side in shape[:2]), shape[2]))
-    return 0.7 * jax.image.resize(coarse, (count, *shape), "linear") + 0.3 * jax.random.uniform(
-        fine_key, (count, *shape)
-    )
+    coarse = jax.image.resize(coarse, (count, *shape), "linear")
+    noise = jax.random.uniform(fine_key, (count, *shape))
+    dark = 0.8 * jnp.clip(3 * coarse - 2, 0, 1) + 0.2 * noise
+    kind = jax.random.randint(kind_key, (count, 1, 1, 1), 0, 4)
+    return jnp.select([kind == 0, kind == 1, kind == 2], [0.7 * coarse + 0.3 * noise, dark, 1 - dark], noise)
 
 
 def _other_weights(variables: PyTree, key: jax.Array) -> PyTree:
