@@ -8,7 +8,7 @@ import pytest
 import reference
 
 from jaxleak import Batch, audit, capture, models, protocols
-from jaxleak.audit._checks import check_known_images, failed, head
+from jaxleak.audit._checks import check_known_images, equations, failed, head
 from jaxleak.audit._checks.labels import labels_of
 from jaxleak.audit._checks.precision import FULL, Precision, precision_of
 
@@ -160,3 +160,60 @@ def test_weights_of_16_bits_are_too_coarse_for_a_difference(client):
     assert verdict.verdict == "inputs inconsistent"
     assert "bfloat16" in verdict.reasons[0]
     assert "16 bits" in verdict.reasons[0]
+
+
+def _confident(labels, name, *, softmax_too, margin=6.0, added=0.0):
+    """The head of confident samples whose client computes logits, and perhaps softmax outputs, in 16 bits."""
+    precision = Precision(name, {"float16": 2.0**-11, "bfloat16": 2.0**-8}[name])
+    kernel = added + margin * np.eye(10) + 0.1 * np.random.default_rng(0).standard_normal((10, 10))
+    features = np.eye(10)[labels] + 0.2 * np.random.default_rng(1).random((len(labels), 10))
+
+    def rounded(numbers):
+        return np.asarray(numbers).astype(HALF[name]).astype(np.float64)
+
+    p = np.asarray(jax.nn.softmax(rounded(features @ kernel)), np.float64)
+    slope = ((rounded(p) if softmax_too else p) - np.eye(10)[labels]) / len(labels)
+    gradients = rounded(features.T @ slope), rounded(slope.sum(axis=0))
+    return head.Head(*gradients, kernel, np.zeros(10), precision, positive=True)
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("softmax_too", [True, False])
+@pytest.mark.parametrize("labels", [[3], [3, 5], [3, 5, 1, 7]])
+def test_a_confident_client_that_computes_in_16_bits_is_not_refused(name, softmax_too, labels):
+    for margin in (6.0, 9.0, 14.0):
+        found = _confident(labels, name, softmax_too=softmax_too, margin=margin)
+        assert not failed(equations.check_head(found, len(labels)))
+        assert (labels_of(found, len(labels)).proven <= np.bincount(labels, minlength=10)).all()
+
+
+def test_large_logits_in_16_bits_move_the_equations_of_one_sample():
+    for label in range(10):
+        found = _confident([label], "bfloat16", softmax_too=False, margin=3.0, added=15.0)
+        assert equations.check_head(found, 1)[-1].status == "passed"
+        twice = found._replace(kernel_gradient=2 * found.kernel_gradient, bias_gradient=2 * found.bias_gradient)
+        assert failed(equations.check_head(twice, 1))
+
+
+def test_equations_of_one_sample_show_nothing_where_rounding_hides_them():
+    found = _confident([3], "bfloat16", softmax_too=True, margin=9.0)
+    assert equations.check_head(found, 1)[-1].status == "not applicable"
+    exact = _confident([3], "float16", softmax_too=False, margin=1.0)
+    assert equations.check_head(exact, 1)[-1].status == "passed"
+    wrong = exact._replace(kernel=exact.kernel[::-1])
+    assert equations.check_head(wrong, 1)[-1].status == "failed"
+
+
+def test_columns_within_rounding_do_not_reverse_the_sign():
+    gradient = np.full((6, 10), 1e-6)  # absent classes and a fitted sample's, below the rounding of the largest entries
+    gradient[:, [3, 5]] = -1.0
+    gradient[:, 7] = 2.0, 2.0, 2.0, 2.0, 2.0, -1.0
+    found = head.Head(gradient, None, gradient, None, Precision("bfloat16", 2.0**-8), positive=True)
+    assert head.columns_of(found) == (7, 9, 7)  # the second number is larger, as in an update of the other sign
+    (sign,) = equations._sign(found, 4)
+    assert sign.status == "passed"
+    gradient[:, [0, 2, 4, 6, 8]] = 1.0
+    turned = found._replace(kernel_gradient=-gradient)
+    assert equations._sign(turned, 5)[0].status == "failed"
+    assert head.columns_of(turned) == (4, 7, 2)
+    assert equations._sign(turned, 6)[0].status == "suspicious"

@@ -316,7 +316,10 @@ def test_inputs_of_a_layer_have_no_scale_where_the_client_may_have_changed_its_u
     _, (reason,) = decide([], Labels.none(10), answer, [], [])
     assert answer.attack == ALONE
     assert ("apart from copies of 1 in other tones" in reason) == defended
-    condition = "if the update is one sample's, as stated, and the layer's weights and biases have one learning rate."
+    condition = (
+        "if the update is one sample's, as stated, and the layer's weights and biases have one learning rate and were "
+        "not clipped apart."
+    )
     assert reason.endswith(f"from the update, {condition}")
 
 

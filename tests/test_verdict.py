@@ -17,7 +17,7 @@ from jaxleak.audit._checks.known_without_loss import KNOWN_IMAGES
 from jaxleak.audit._checks.labels import Labels, labels_of
 from jaxleak.audit._checks.symmetry import SYMMETRIES
 from jaxleak.audit._verdict import stages
-from jaxleak.audit._verdict.judgement import _apart, conditions, told
+from jaxleak.audit._verdict.judgement import _apart, conditions, ended, told
 from jaxleak.audit._verdict.update import _without_ssim
 from jaxleak.audit._verdict.verdict import Answer, best_of, decide
 from jaxleak.audit._verdict.warnings import beside_the_statement, unexplained
@@ -93,6 +93,13 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
     assert outcome == "leaks"
     assert reasons[0].startswith("1 of 2 images is certified: independent starts end at the same image (near), ")
     assert reasons[0].endswith(" a cosine distance of 1.0e-03 from the update, if the loss is as stated.")
+
+
+def test_a_search_without_a_finite_answer_has_attacked_nothing():
+    answer = Answer("fedleak_400", pictures(1), np.zeros(1, int), 0.5, 0.1)
+    assert ended([answer], loss_known=True)
+    assert not ended([answer._replace(misfit=np.nan, cosine_distance=np.nan)], loss_known=True)
+    assert not ended([answer._replace(finished=False)], loss_known=True)
 
 
 def test_starts_that_agree_are_no_certificate_where_images_near_by_leave_the_update_unexplained():

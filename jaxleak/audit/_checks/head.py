@@ -21,7 +21,8 @@ from jaxleak.models._classifier import BatchNormMode
 RANK_ABOVE = 2e-5
 #: Allowance of checks for the rounding of float32.
 SLACK = 1e-3
-#: What float32 may leave of a softmax output that is subtracted from 1.
+#: What float32 may leave of a softmax output that is subtracted from 1. A client that sends 16 bits may compute in
+#: them, and they leave their own unit.
 _SOFTMAX = 4 * 6e-8
 #: Relative error from which on the logits are not those of the last dense layer; float32 leaves 1e-6.
 _OTHER_LOGITS = 1e-4
@@ -70,7 +71,7 @@ class Head(NamedTuple):
         if self.bias_gradient is None:
             return 0.0
         size = max(float(np.linalg.norm(self.bias_gradient)), 1e-300)
-        return _SOFTMAX * float(np.sqrt(self.kernel.shape[1])) / size
+        return max(_SOFTMAX, self.precision.unit) * float(np.sqrt(self.kernel.shape[1])) / size
 
 
 def head_of(
@@ -161,14 +162,15 @@ def highest_rank(head: Head, samples: int) -> int:
     return min(samples, classes - 1, features)
 
 
-def columns_of(head: Head) -> tuple[int, int]:
-    """How many classes have a column of the kernel's gradient without a negative entry, and without a positive one.
+def columns_of(head: Head) -> tuple[int, int, int]:
+    """How many columns of the kernel's gradient have no negative entry, no positive one, and neither.
 
     With features f >= 0, a class that is not in the batch has the column mean(f p_c) >= 0. If the sign of the update is
-    reversed, this column is <= 0.
+    reversed, this column is <= 0. A column within rounding has neither and counts in all three numbers.
     """
     gradient = head.kernel_gradient
     rows = np.abs(gradient).max(axis=1)
     gradient = gradient[rows > _ENTRY * rows.max()]
     allowed = _ENTRY * np.abs(gradient).max() + head.kernel_rounding
-    return int((gradient >= -allowed).all(axis=0).sum()), int((gradient <= allowed).all(axis=0).sum())
+    positive, negative = (gradient >= -allowed).all(axis=0), (gradient <= allowed).all(axis=0)
+    return int(positive.sum()), int(negative.sum()), int((positive & negative).sum())

@@ -84,7 +84,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     """
     if head.bias_gradient is None:
         return Labels.none(head.kernel.shape[1])
-    positive, negative = columns_of(head) if head.positive else (0, 0)
+    positive, negative, _ = columns_of(head) if head.positive else (0, 0, 0)
     doubted = samples > 1 and local_steps == 1 and check_counts(head, samples).status == "suspicious"
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
         return Labels.none(head.kernel.shape[1])._replace(withheld=_OTHER_SIGN)

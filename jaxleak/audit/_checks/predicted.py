@@ -30,16 +30,23 @@ _FACTOR_BELOW = 1e-3
 #: How far outside of 0 to n the label counts of n samples may be, as a share of n, but at least 1. Right counts were
 #: outside by a share of up to 0.025.
 _OUTSIDE = 0.125
+#: What rounding may leave at most where the equations of one sample still say something.
+_TELLS_BELOW = 0.5
 _NO_BIAS_GRADIENT = "The head's bias gradient is zero."
 
 
-def _predicted(head: Head) -> np.ndarray | None:
-    """The softmax (C,) of the head's outputs for the features dW db / |db|^2; None if db is missing or zero."""
+def _logits(head: Head) -> np.ndarray | None:
+    """The head's outputs (C,) for the features dW db / |db|^2; None if db is missing or zero."""
     db = head.bias_gradient
     if db is None or not (square := db @ db):
         return None
-    bias = 0.0 if head.bias is None else head.bias
-    return np.asarray(jax.nn.softmax(head.kernel_gradient @ db / square @ head.kernel + bias), np.float64)
+    return np.asarray(head.kernel_gradient @ db / square @ head.kernel + (0.0 if head.bias is None else head.bias))
+
+
+def _predicted(head: Head) -> np.ndarray | None:
+    """The softmax (C,) of the head's outputs for these features."""
+    logits = _logits(head)
+    return None if logits is None else np.asarray(jax.nn.softmax(logits), np.float64)
 
 
 def check_one_sample(head: Head, norm: float | None = None) -> Finding:
@@ -54,6 +61,8 @@ def check_one_sample(head: Head, norm: float | None = None) -> Finding:
         f"the factor {scale:.4g}"
     )
     rounding = _rounding_of_one_sample(head)
+    if rounding > _TELLS_BELOW:
+        return Finding(name, "not applicable", f"{evidence}; rounding may change that by {rounding:.1g}.")
     if misfit > _ONE_SAMPLE_BELOW + rounding:
         cause = (
             "weights of another round or model, more than one sample, a loss that is no plain cross-entropy, or noise"
@@ -103,8 +112,13 @@ def _fits(fit: tuple[float, float], rounding: float) -> bool:
 
 
 def _rounding_of_one_sample(head: Head) -> float:
-    """What rounding may leave: the equations divide by rounded numbers, and the head's weights multiply the error."""
-    return 10 * head.rounding + head.of_softmax
+    """What rounding may leave: the equations divide by rounded numbers, and the head's weights multiply the error.
+
+    A client that sends 16 bits may compute its logits in them. An error of a logit is a relative one of its softmax.
+    """
+    logits = _logits(head)
+    largest = 0.0 if logits is None else float(np.abs(logits).max())
+    return 10 * head.rounding + head.of_softmax + head.precision.unit * largest
 
 
 def _fit_of_one_sample(head: Head, sign: int = 1) -> tuple[float, float] | None:

@@ -294,9 +294,10 @@ def proven_findings(case: Case) -> Labels:
 def ended(answers: list[Answer], loss_known: bool) -> bool:
     """Whether an attack that may say something of the update has come to its end."""
     # Without the loss, closed forms and peeling do not count, since they are for one sample alone. A search counts if
-    # it explains the update, since the loss may read more than the outputs, such as features or weights.
+    # it explains the update, since the loss may read more than the outputs, such as features or weights. A search whose
+    # gradients were not finite, as those of tiny updates, has no answer.
     return any(
-        answer.finished
+        answer.finished and np.isfinite(answer.misfit)
         for answer in answers
         if loss_known or (answer.matched and answer.kind not in (ALONE, PEELED_ALONE))
     )

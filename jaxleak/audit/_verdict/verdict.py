@@ -218,8 +218,8 @@ class Verdict(NamedTuple):
     """The answer of an audit.
 
     Attributes:
-        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack, or none applies without
-            the loss) or "inputs inconsistent".
+        verdict: "leaks", "not shown to leak", "not attacked" (the budget ended every attack, none of them had a
+            finite answer, or none applies without the loss) or "inputs inconsistent".
         reasons: sentences.
         findings: what the checks found.
         answers: what the attacks found, in the order in which they ran.
@@ -346,7 +346,8 @@ def decide(
         elif best.kind == ANY_LOSS:
             granted = ", if the batch size is as stated"
         if best.kind in (ALONE, SPEAR_ALONE):  # the inputs are a quotient of their gradients
-            granted += f"{', and' if granted else ', if'} the layer's weights and biases have one learning rate"
+            granted += f"{', and' if granted else ', if'} the layer's weights and biases have one learning rate and "
+            granted += "were not clipped apart"
         reasons.append(
             f"{which}: {found} ({called(best.attack)}){alone}, and {whose} has a cosine distance {near} "
             f"from the update{granted}."
