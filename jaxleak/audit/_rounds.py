@@ -109,7 +109,9 @@ def run(
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
-        The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left).
+        The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left). With one
+        restart, `attack.reconstruct(state.attack, observation)` is the attack's answer. There the attacks of CAFE read
+        the parameters alone: `Observation(state.protocol.round, state.protocol.params)`.
 
     Raises:
         ConfigMismatchError: naming what differs, if the checkpoints are from another run.

@@ -101,8 +101,9 @@ def federated_averaging(
             normalisation mixes examples or of a client with fewer samples than a batch, or several local steps with a
             defense that supports only one.
     """
-    _validate.made(Classifier, "models.build", model=model)
+    _validate.made(Classifier, "models.from_flax or models.build", model=model)
     _validate.functions(loss=loss)
+    parts = _validate.members("arrays, the indices of every client's samples", parts=parts)
     _validate.count(**{"the number of parts": len(parts)}, batch_size=batch_size, local_steps=local_steps)
     _validate.positive(learning_rate=learning_rate)
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
@@ -159,6 +160,7 @@ def federated_averaging(
 
     def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
         start = model.init(key) if variables is None else variables
+        _validate.variables(start)
         start = jax.tree.map(jnp.asarray, start)
         kept = memory(defense if acts_at(defense, "payload", "representation") else None, start["params"])
         clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), kept)
@@ -242,6 +244,7 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
 def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
     """Indices (clients, longest), padded with zeros, and how many are real (clients,)."""
     for client, part in enumerate(parts):
+        _validate.members("indices of samples, as data.partition_clients makes", **{f"parts[{client}]": part})
         if len(part) and (np.asarray(part).dtype.kind not in "iu" or np.min(part) < 0):
             raise ValueError(f"parts must hold numbers of samples, whole and >= 0, but parts[{client}] has others")
     counts = np.array([len(part) for part in parts])

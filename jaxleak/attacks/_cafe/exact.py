@@ -202,6 +202,8 @@ def cafe_exact(
             (says how many), Step II's rounds did not show the kernel's gradient, or V has too low a rank for the number
             of rounds.
     """
+    _validate.made(SplitModel, "models.split_model", model=model)
+    _validate.made(CafeExactPlan, "attacks.plan_cafe_exact", plan=plan)
     check_step_three(inversion, seed)
     # Step I needs no more than these; Step II reads "first/kernel" too, once the threat grants it.
     reads = Reads("cafe_exact", leaves=("first/bias",), index=True)
