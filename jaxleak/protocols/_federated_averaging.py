@@ -33,11 +33,17 @@ _EVALUATED_TOGETHER = 200
 
 
 class FederatedState(NamedTuple):
-    """The state that is carried from one round to the next."""
+    """The state that is carried from one round to the next.
 
-    round: jax.Array  # () int32, rounds done
-    variables: PyTree  # {"params", "batch_stats"} of the global model
-    clients: PyTree = ()  # states of a defense that keeps some: leaves with a leading axis of all clients
+    Attributes:
+        round: () int32, how many rounds are done.
+        variables: {"params": ..., "batch_stats": ...} of the global model.
+        clients: states of a defense that keeps some: leaves with a leading axis of all clients; otherwise ().
+    """
+
+    round: jax.Array
+    variables: PyTree
+    clients: PyTree = ()
 
 
 class FederatedAveraging(NamedTuple):
@@ -145,13 +151,11 @@ def federated_averaging(
             lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
         )
         clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
-        all_key = jax.random.fold_in(key, 2)
-        payloads, _ = defended(defense, "client_payloads", all_key, payloads, round=state.round)
+        payloads, _ = defended(defense, "client_payloads", jax.random.fold_in(key, 2), payloads, round=state.round)
         share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size, jnp.float32)
         share = share / share.sum()
         update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
-        rate = learning_rate * local_steps
-        params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
+        params = jax.tree.map(lambda w, u: w - learning_rate * local_steps * u, state.variables["params"], update)
         return FederatedState(state.round + 1, {"params": params, "batch_stats": stats}, clients)
 
     @jax.jit
