@@ -26,11 +26,18 @@ Loss: TypeAlias = Callable[["jax.Array", "jax.Array"], "jax.Array"]
 
 
 class Batch(NamedTuple):
-    """Samples with their positions in the private set; a whole private set is the batch of all positions."""
+    """Samples with their positions in the private set; a whole private set is the batch of all positions.
 
-    x: jax.Array  # (B, P, *slice) float32, slice p of every sample belongs to party p; P = 1 in horizontal FL
-    y: jax.Array  # (B,) int32 in [0, C), or (B, C) soft labels >= 0, summing to one under cross-entropies
-    index: jax.Array  # type: ignore[assignment]  # (B,) int32, positions in [0, N)
+    Attributes:
+        x: (B, P, *slice) float32; slice p of every sample belongs to party p. In horizontal learning P = 1, so that
+            images are (B, 1, H, W, channels), with pixels in [0, 1].
+        y: (B,) int32 in [0, C), or (B, C) soft labels >= 0, which sum to one under cross-entropies.
+        index: (B,) int32, positions in [0, N).
+    """
+
+    x: jax.Array
+    y: jax.Array
+    index: jax.Array  # type: ignore[assignment]
 
 
 class PartyRecord(NamedTuple):
@@ -58,16 +65,27 @@ class LabelHolderRecord(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """The whole record of one round. Only `jaxleak.threats` may read it on behalf of an attacker."""
+    """The whole record of one round. Only `jaxleak.threats` may read it on behalf of an attacker.
 
-    round: jax.Array  # () int32
-    params: PyTree  # the model at the start of the round
-    payload: PyTree  # what reached the server: the aggregated (possibly defended) gradient
-    index: jax.Array  # type: ignore[assignment]  # (B,) int32, which private samples took part
-    statistics: PyTree  # per-layer mean and variance of the batch's activations, for threats that grant them
-    private: Batch  # the data themselves
-    parties: tuple[PartyRecord, ...] = ()  # every party's own record, where the protocol has parties that train
-    label_holder: LabelHolderRecord | None = None  # the label holder's record, where the protocol has one
+    Attributes:
+        round: () int32, which round it is.
+        params: the model's variables at the start of the round, a tree.
+        payload: what reached the server, a tree in units of a gradient: one upload or the aggregate, possibly defended.
+        index: (B,) int32, which private samples took part.
+        statistics: mean and variance of the batch in every layer, for threats that grant them; None if not recorded.
+        private: the samples of the round themselves, for scores alone.
+        parties: every party's own record, where the protocol has parties that train.
+        label_holder: the label holder's record, where the protocol has one.
+    """
+
+    round: jax.Array
+    params: PyTree
+    payload: PyTree
+    index: jax.Array  # type: ignore[assignment]
+    statistics: PyTree
+    private: Batch
+    parties: tuple[PartyRecord, ...] = ()
+    label_holder: LabelHolderRecord | None = None
 
 
 class Observation(NamedTuple):

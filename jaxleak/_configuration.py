@@ -1,9 +1,11 @@
 """Describe a run's configuration by values that JSON can keep, and compare two descriptions."""
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from jaxleak._base import PyTree
 
 #: Packages whose objects are described by their types alone.
 _LIBRARIES = ("jax", "jaxlib", "flax", "torch", "equinox")
+#: Packages whose functions are described by their names; those of all others, such as a user's, also by their code.
+_NAMED = (*_LIBRARIES, "jaxleak", "experiments", "optax", "numpy", "builtins", "functools", "operator")
 #: Characters that a message quotes of one entry of a configuration.
 _LONGEST = 200
 
@@ -41,8 +45,10 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
     """Describe a configuration by values that JSON can keep.
 
     A function is described by its name, its closure, its defaults and the object whose method it is, since settings are
-    mostly functions that other functions have made. An object that a function was made of is described by its type and
-    its fields.
+    mostly functions that other functions have made. A function that is not from a known package is also described by
+    its bytecode, and by the numbers, texts, arrays and functions that it reads from its module, so that it can be told
+    from the same function before an edit. Another version of Python has other bytecode. An object that a function was
+    made of is described by its type and its fields.
 
     Args:
         value: the configuration.
@@ -58,7 +64,7 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
         return {str(name): within(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [within(entry) for entry in value]
-    if hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__"):
+    if _is_array(value):
         return _of_array(value, coarse)
     if isinstance(value, functools.partial):
         return within([value.func, value.args, value.keywords])
@@ -82,8 +88,51 @@ def _made_of(function: Any) -> list[Any]:
     """The values in a function's closure, its defaults, and the object whose method it is."""
     found = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
     found += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(function, name, None))]
+    if not _is_named(function):
+        if code := getattr(function, "__code__", None):
+            found += [f"code {_digest_of_code(code)}", _read_by(function, code)]
+        elif hasattr(function, "__wrapped__"):  # a function behind jax.jit
+            found.append(function.__wrapped__)
     owner = getattr(function, "__self__", None)
     return found if owner is None or isinstance(owner, types.ModuleType) else [*found, owner]
+
+
+def _is_named(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] in _NAMED
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function and of all functions that are written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _digest_of_code(code: types.CodeType) -> str:
+    """A digest of what a function does: no names of files, lines or comments, which an edit elsewhere changes."""
+    found = hashlib.sha256()
+    for part in _codes(code):
+        constants = [
+            sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)
+            for constant in part.co_consts
+            if not isinstance(constant, types.CodeType)
+        ]
+        found.update(part.co_code)
+        found.update(repr((part.co_names, part.co_varnames, part.co_freevars, constants)).encode())
+    return found.hexdigest()[:16]
+
+
+def _read_by(function: Any, code: types.CodeType) -> dict[str, Any]:
+    """The numbers, texts, arrays and functions of its module that a function reads, by name."""
+    read = {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
+    given = {name: function.__globals__[name] for name in sorted(read) if name in function.__globals__}
+    plain = (bool, int, float, str, tuple, np.ndarray, np.generic, types.FunctionType, functools.partial)
+    return {name: value for name, value in given.items() if isinstance(value, plain) or _is_array(value)}
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__")
 
 
 def _held_by(value: Any) -> list[Any]:

@@ -240,6 +240,16 @@ def private_set(private: Any, num_samples: int, num_classes: int, *, distributio
     batch_labels(private.y, num_samples, num_classes, distributions=distributions)
 
 
+def slices(x: Any, parties: int, slice_shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless x is (N, P, *slice), one slice of every sample for each of P parties."""
+    if tuple(x.shape[1:]) != (parties, *slice_shape):
+        wanted = ", ".join(map(str, (parties, *slice_shape)))
+        raise ValueError(
+            f"private.x must hold one slice per party, of shape (N, {wanted}), got {tuple(x.shape)}: "
+            "data.image_tiles cuts images into slices, and x[:, None] is the slice of a single party"
+        )
+
+
 def batch_as_planned(index: Any, batch_size: int) -> None:
     """Raise `ValueError` unless the `index` of an observed round holds as many samples as the attack was made for."""
     if tuple(index.shape) != (batch_size,):
@@ -331,13 +341,13 @@ def _one(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
 
 
-def variables(tree: Any) -> None:
+def variables(tree: Any, *, name: str = "variables") -> None:
     """Raise `ValueError` unless the tree is a model's variables, {"params": ..., "batch_stats": ...}."""
     if not isinstance(tree, Mapping) or "params" not in tree:
         held = f"a dict of {', '.join(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
         raise ValueError(
-            'variables must be {"params": ..., "batch_stats": ...}, as the init of a model gives them, not the '
-            f"parameters alone; got {held}"
+            f'{name} must be {{"params": ..., "batch_stats": ...}}, as models.from_flax or the init of a model gives '
+            f"them, not the parameters alone; got {held}"
         )
 
 

@@ -3,12 +3,27 @@
 import logging
 import pathlib
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
-from jaxleak import Attack, Batch, Observation, Protocol, Reconstruction, audit, capture
+from jaxleak import (
+    Attack,
+    Batch,
+    Observation,
+    Protocol,
+    Reconstruction,
+    attacks,
+    audit,
+    capture,
+    models,
+    protocols,
+)
+from jaxleak.attacks import presets
 from jaxleak.audit._private import check_private
 from jaxleak.threats import SERVER_WITHOUT_INDICES
 
@@ -23,6 +38,8 @@ def _answer(state, observation):
 
 #: An attack that always answers with black images.
 BLACK = Attack(lambda key, template: jnp.zeros(2), lambda key, state, seen: (state, {}), _answer, 1)
+MODEL = models.mlp((2, 2, 1), 3, widths=(4,))
+SETTINGS = presets.inverting_gradients(2)
 GIVEN = {"attack": BLACK, "observation": SEEN, "template": audit.template_of(BATCH), "key": jax.random.key(0)}
 
 
@@ -44,6 +61,98 @@ GIVEN = {"attack": BLACK, "observation": SEEN, "template": audit.template_of(BAT
 def test_an_inversion_names_the_argument(changed, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         audit.invert(**(GIVEN | changed))
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap])
+def test_an_inversion_inside_another_program_says_what_to_do(around):
+    call = around(lambda key: audit.invert(**(GIVEN | {"key": key})))
+    with pytest.raises(ValueError, match=r"cannot be called inside jax.jit, .* scan the attack's step"):
+        call(jax.random.split(jax.random.key(0)) if around is jax.vmap else jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"candidate": "uniform"}, "candidate must be a Candidate, as client_updates.pixels makes, got a str"),
+        ({"optimizer": optax.adam}, "optimizer must be a GradientTransformation, .* got a function"),
+        ({"optimizer": optax.cosine_decay_schedule(0.1, 2)}, "optimizer must be a GradientTransformation, .* function"),
+        ({"priors": ((0.1, jnp.sum),)}, r"a prior of your own is client_updates.Prior\(name, value\)"),
+    ],
+)
+def test_settings_name_the_field(changed, message):
+    with pytest.raises(ValueError, match=message):
+        attacks.inversion(MODEL, protocols.ClientShare(MODEL), SETTINGS._replace(**changed), batch_size=1)
+
+
+def test_an_attack_names_what_it_is_made_of():
+    share = protocols.ClientShare(MODEL)
+    with pytest.raises(ValueError, match=r"model must be a Classifier, as models.from_flax or models.build makes, got"):
+        attacks.inversion(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), share, SETTINGS, batch_size=1)
+    with pytest.raises(ValueError, match=r"settings must be a Settings, as attacks.presets makes, got a function"):
+        attacks.inversion(MODEL, share, presets.dlg, batch_size=1)
+    with pytest.raises(ValueError, match=r"must be one of distance, .*, got 'distanc'; did you mean distance"):
+        SETTINGS.comparing(distanc=jnp.sum)
+    with pytest.raises(ValueError, match=r"plan must be a CafeExactPlan, as attacks.plan_cafe_exact makes, got None"):
+        attacks.cafe_exact(models.cafe_vertical((8, 8, 1)), None)
+
+
+class _Network(nnx.Module):
+    def __init__(self):
+        self.head = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.head(x.reshape(len(x), 4))
+
+
+def test_a_gradient_in_the_form_of_flax_is_no_matter_of_grants():
+    module = _Network()
+    model, variables = models.from_flax(module, image_shape=(2, 2, 1))
+    own = nnx.grad(lambda net: net(jnp.ones((1, 2, 2, 1))).sum())(module)
+    share = protocols.ClientShare(model)
+    attack = attacks.inversion(model, share, SETTINGS._replace(labels="joint"), batch_size=1)
+    seen = Observation(jnp.zeros((), jnp.int32), variables, own)
+    given = {"template": Batch(jnp.zeros((1, 1, 2, 2, 1)), jnp.zeros(1, jnp.int32), jnp.arange(1)), "key": GIVEN["key"]}
+    with pytest.raises(
+        ValueError, match="names of the model's parameters, such as head/bias, got head/bias/value; cap"
+    ):
+        audit.invert(attack, seen, **given)
+    with pytest.raises(ValueError, match=r"params of the observation must be \{\"params\": .* got a dict of head"):
+        audit.invert(attack, seen._replace(params=variables["params"]), **given)
+    # What the message says to do.
+    gradient = capture.gradient_of(capture.as_update(own), variables["params"])
+    found, _, _ = audit.invert(attack, seen._replace(payload=gradient), **given)
+    assert found.x.shape == (1, 1, 2, 2, 1)
+
+
+def test_a_federation_names_what_is_wrong_with_its_parties_and_clients():
+    model = models.cafe_vertical((4, 4, 1), parties=4, num_classes=10, channels=(2,), width=8, hidden=4)
+    protocol = protocols.vertical(model, num_samples=2, batch_size=1)
+    whole = Batch(jnp.zeros((2, 8, 8, 1)), jnp.zeros(2, jnp.int32), jnp.arange(2))
+    with pytest.raises(
+        ValueError, match=r"private.x .* of shape \(N, 4, 4, 4, 1\), got \(2, 8, 8, 1\): data.image_til"
+    ):
+        audit.start(BLACK, protocol, whole, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"parts must be a list of arrays, .* got an int"):
+        protocols.federated_averaging(MODEL, 3, batch_size=1)
+    with pytest.raises(ValueError, match=r"parts\[0\] must be a list of indices of samples, .* got an int"):
+        protocols.federated_averaging(MODEL, [50, 20], batch_size=1)
+    federation = protocols.federated_averaging(MODEL, [np.arange(2)], batch_size=1)
+    with pytest.raises(ValueError, match=r"variables must be .* got _Network"):
+        federation.init(None, _Network())
+
+
+class _WithoutTemperature(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(x.reshape(len(x), -1))
+
+
+def test_a_partys_network_takes_a_temperature():
+    sizes = {"parties": 2, "slice_shape": (2, 2, 1), "num_classes": 4, "width": 4}
+    with pytest.raises(ValueError, match=r"called as \(x, temperature=None\), and _WithoutTemperature takes no temp"):
+        models.split_model(_WithoutTemperature(), nn.Dense(4), **sizes)
+    with pytest.raises(ValueError, match=r"extractor must be a Module, as a class of flax.linen makes, got"):
+        models.split_model(_WithoutTemperature, nn.Dense(4), **sizes)
 
 
 def test_callbacks_that_come_from_a_generator_are_called_after_every_chunk():

@@ -57,6 +57,13 @@ def test_models_of_other_frameworks_are_taken_in_as_they_are(number, capsys):
     assert ("(head)" in capsys.readouterr().out) == (number == 4)
 
 
+def test_networks_of_ones_own_parties_are_attacked_by_cafe():
+    names = run("docs/cafe.md")
+    assert names["answer"].answered.all()
+    np.testing.assert_array_equal(names["answer"].y, names["digits"].y)
+    assert metrics.psnr(names["digits"].x, names["found"]).min() > 40
+
+
 def test_a_split_training_loop_of_ones_own_is_recorded_and_attacked():
     pytest.importorskip("torch")
     names = run("docs/your_split_training.md", of=2)

@@ -235,7 +235,7 @@ def test_features_of_other_records_are_refused():
         (lambda: protocols.client("x", num_samples=4, batch_size=2), "share must be a ClientShare, as protocols"),
         (
             lambda: protocols.horizontal("x", workers=2, num_samples=4, batch_size=2),
-            "model must be a SplitModel, as models.split makes, got a str",
+            "model must be a SplitModel, as models.split_model makes, got a str",
         ),
         (lambda: protocols.federated_averaging("x", [[0]], batch_size=1), "model must be a Classifier, as models"),
         (lambda: named_arrays({"a.b": np.ones(2), "a": {"b": np.ones(3)}}), "update has two arrays under the name a.b"),
@@ -247,7 +247,10 @@ def test_features_of_other_records_are_refused():
             lambda: defenses.epsilon_of_schedule(noise_multipliers=[], sampling_rate=0.1, delta=1e-5),
             "the number of noise_multipliers must be > 0",
         ),
-        (lambda: protocols.ClientShare("convnet"), "model must be a Classifier, as models.build makes, got a str"),
+        (
+            lambda: protocols.ClientShare("convnet"),
+            "model must be a Classifier, as models.from_flax or models.build makes, got a str",
+        ),
         (lambda: protocols.ClientShare(models.mlp((2, 2, 1), 3), loss="mse"), "loss must be a function"),
     ],
 )

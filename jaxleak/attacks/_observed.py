@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxleak import _validate
 from jaxleak._base import LabelHolderRecord, Observation, PartyRecord, PyTree
 from jaxleak._tree import below, named_leaves
 
@@ -61,8 +62,9 @@ def require(observation: Observation, reads: Reads) -> Granted:
 
     Raises:
         ValueError: naming the grants that the threat withholds, or the first leaf of the payload that does not fit the
-            parameters.
+            parameters. Also if the payload is a tree of other names, such as a gradient in its framework's own form.
     """
+    _validate.made(Observation, "threats.view", observation=observation)
     for name, message in _MISSING.items():
         if getattr(reads, name) and getattr(observation, name) is None:
             raise ValueError(f"{reads.who} {message}")
@@ -72,6 +74,13 @@ def require(observation: Observation, reads: Reads) -> Granted:
         raise ValueError(
             "payload must be the tree of the parameters' gradient alone: give payload['params'] of a gradient by all "
             "variables"
+        )
+    unknown = sorted(named_leaves(observation.payload).keys() - weights.keys()) if reads.params else []
+    if missing and unknown:
+        raise ValueError(
+            f"payload must be a tree with the names of the model's parameters, such as {missing[0]}, got {unknown[0]}; "
+            "capture.gradient_of(capture.as_update(gradient), variables['params']) makes such a tree of a gradient "
+            "that Flax or Equinox computed"
         )
     if missing:
         of = "the whole payload" if reads.leaves is None else "parts of the payload"
@@ -111,6 +120,11 @@ def check_shapes(payload: PyTree, variables: PyTree, read: Collection[str] | Non
 
 def _weights(variables: PyTree) -> dict[str, Any]:
     """The trained leaves by name. `variables` are a classifier's variables or a split model's parameters."""
+    if not isinstance(variables, Mapping):
+        raise ValueError(
+            "the observation's params must be the model's variables, such as models.from_flax or a model's init give "
+            f"them, got {_validate.kind_of(variables)}"
+        )
     return named_leaves(variables.get("params", variables))
 
 

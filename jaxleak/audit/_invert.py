@@ -173,6 +173,11 @@ def _check_kinds(attack: Any, observation: Any, template: Any, key: Any) -> None
     _validate.made(Observation, "threats.view", observation=observation)
     _validate.made(Batch, "audit.template_of", template=template)
     _validate.random_key(key=key)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, observation))):
+        raise ValueError(
+            "audit.invert compiles its own programs and cannot be called inside jax.jit, jax.vmap or jax.grad; there, "
+            "scan the attack's step between its init and its reconstruct (docs/scale.md has the program)"
+        )
 
 
 def _check_observed(observation: Observation) -> None:

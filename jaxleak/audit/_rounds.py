@@ -25,11 +25,17 @@ from jaxleak.threats import Threat, view
 
 
 class RunState(NamedTuple):
-    """All that a run carries from one round to the next; a checkpoint holds exactly this."""
+    """All that a run carries from one round to the next; a checkpoint holds exactly this.
+
+    Attributes:
+        protocol: the state of the protocol, with `round` and `params`.
+        attack: the state of the attack, with a leading axis of restarts if there are several.
+        bad_round: () int32, the first round whose payload was not finite, or -1.
+    """
 
     protocol: ProtocolState
-    attack: PyTree  # the state of the attack, with a leading axis of restarts when restarts > 1
-    bad_round: jax.Array  # () int32, first round whose payload was not finite, or -1
+    attack: PyTree
+    bad_round: jax.Array
 
 
 Callback = Callable[[int, RunState, dict[str, np.ndarray]], None]
@@ -109,7 +115,9 @@ def run(
         executor: "scan" compiles a whole chunk, "step" one round, "eager" nothing (for debugging).
 
     Returns:
-        The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left).
+        The final `RunState`, and the stacked infos of the rounds run in this call (empty if none were left). With one
+        restart, `attack.reconstruct(state.attack, observation)` is the attack's answer. There the attacks of CAFE read
+        the parameters alone: `Observation(state.protocol.round, state.protocol.params)`.
 
     Raises:
         ConfigMismatchError: naming what differs, if the checkpoints are from another run.

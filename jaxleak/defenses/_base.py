@@ -91,7 +91,8 @@ class Defense(_Fields):
         _validate.one_of(tuple(dict.fromkeys((*HORIZONTAL_PLACES, *SPLIT_PLACES))), place=place)
         if not isinstance(transform, optax.GradientTransformation):
             raise ValueError(
-                f"transform must be one of optax, such as optax.GradientTransformationExtraArgs, got {transform!r}"
+                f"transform must be one of optax, such as optax.GradientTransformationExtraArgs, got {transform!r}; "
+                "defenses.stateless(place, update) makes a defense of a function update(key, payload, **extra)"
             )
         if not (mechanism is None or isinstance(mechanism, Mechanism)):
             raise ValueError(

@@ -179,5 +179,5 @@ def _check_own(
         raise ValueError(
             "mechanism declares that entries which arrive are the client's own"
             f"{'' if deviation is None else ' but for its noise'}, and the defense changes them; declare a simulation, "
-            f"such as Replayed(), or {_RANDOM}"
+            f"such as Replayed(), Clipped(norm) if it clips before its noise, or {_RANDOM}"
         )

@@ -6,6 +6,7 @@ dense layer, so those parameters have a leading party axis. A model of horizonta
 party.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,9 +67,10 @@ def split_model(
     """Assemble a `SplitModel` from two Linen modules.
 
     Args:
-        extractor: maps one party's slices (B, *slice) and an optional temperature (B,), which smooths its derivative,
-            to features (B, d1); each party gets its own parameters. It may `sow` means and variances of its activations
-            into the collection "statistics".
+        extractor: is called as `(x, temperature=None)` and maps one party's slices x (B, *slice) to features (B, d1);
+            each party gets its own parameters. An attack gives a temperature (B,) to smooth the extractor's derivative;
+            an extractor without kinks ignores it. It may `sow` means and variances of its activations into the
+            collection "statistics".
         rest: maps U (B, P, d2) to logits (B, num_classes).
         parties: P >= 1.
         slice_shape: shape of one slice.
@@ -78,8 +80,11 @@ def split_model(
         kernel_init: initialiser of the (P, d1, d2) kernel of the first dense layer.
 
     Raises:
-        ValueError: on sizes that are not whole or out of range.
+        ValueError: on sizes that are not whole or out of range, on parts that are no Linen modules, or if the extractor
+            takes no temperature.
     """
+    _validate.made(nn.Module, "a class of flax.linen", extractor=extractor, rest=rest)
+    _require_temperature(extractor)
     _validate.count(parties=parties, width=width, **{f"slice_shape[{i}]": n for i, n in enumerate(slice_shape)})
     _validate.count_in_range(2, 10**6, num_classes=num_classes)
     settle_products()
@@ -132,6 +137,16 @@ def split_model(
         statistics,
         features_are_data,
     )
+
+
+def _require_temperature(extractor: nn.Module) -> None:
+    try:
+        inspect.signature(extractor.__call__).bind("x", "temperature")
+    except TypeError as error:
+        raise ValueError(
+            f"extractor must be called as (x, temperature=None), and {type(extractor).__name__} takes no temperature: "
+            "add the argument, and ignore it if there are no kinks to smooth"
+        ) from error
 
 
 def frozen_features(model: SplitModel) -> SplitModel:

@@ -64,7 +64,7 @@ class ClientShare:
         Raises:
             ValueError: on arguments out of range.
         """
-        _validate.made(Classifier, "models.build", model=model)
+        _validate.made(Classifier, "models.from_flax or models.build", model=model)
         _validate.functions(loss=loss)
         _validate.count(local_steps=local_steps, local_epochs=local_epochs, clients=clients)
         _validate.positive(learning_rate=learning_rate)

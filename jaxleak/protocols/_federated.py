@@ -48,8 +48,8 @@ def vertical(
 
     Raises:
         ValueError: if a size is not whole, K is not in [1, N], or `sampling` or the defense's place ("payload"
-            only) is unknown; when a round is run, if the private set does not hold N samples with labels in [0, C);
-            under `jax.jit` the values of labels cannot be checked.
+            only) is unknown; when a round is run, if the private set does not hold N samples x (N, P, *slice) with
+            labels in [0, C); under `jax.jit` the values of labels cannot be checked.
     """
     _validate.count(num_samples=num_samples)
     _validate.count_in_range(1, num_samples, batch_size=batch_size)
@@ -95,7 +95,7 @@ def horizontal(
             defense acts elsewhere than on the payload; when a round is run, if the private set does not hold N samples
             with labels in [0, C), see `vertical`.
     """
-    _validate.made(SplitModel, "models.split", model=model)
+    _validate.made(SplitModel, "models.split_model", model=model)
     if model.parties != 1:
         raise ValueError(f"model must have one party in horizontal federated learning, got {model.parties}")
     _validate.count(workers=workers, num_samples=num_samples)
@@ -138,6 +138,7 @@ def _protocol(
 
     def check(private: Batch) -> None:
         _validate.private_set(private, num_samples, model.num_classes, distributions=needs_distributions(loss))
+        _validate.slices(private.x, model.parties, model.slice_shape)
 
     def round_(key: jax.Array, state: ProtocolState, private: Batch) -> tuple[ProtocolState, Transcript]:
         check(private)

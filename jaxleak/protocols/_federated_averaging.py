@@ -33,11 +33,17 @@ _EVALUATED_TOGETHER = 200
 
 
 class FederatedState(NamedTuple):
-    """The state that is carried from one round to the next."""
+    """The state that is carried from one round to the next.
 
-    round: jax.Array  # () int32, rounds done
-    variables: PyTree  # {"params", "batch_stats"} of the global model
-    clients: PyTree = ()  # states of a defense that keeps some: leaves with a leading axis of all clients
+    Attributes:
+        round: () int32, how many rounds are done.
+        variables: {"params": ..., "batch_stats": ...} of the global model.
+        clients: states of a defense that keeps some: leaves with a leading axis of all clients; otherwise ().
+    """
+
+    round: jax.Array
+    variables: PyTree
+    clients: PyTree = ()
 
 
 class FederatedAveraging(NamedTuple):
@@ -101,8 +107,9 @@ def federated_averaging(
             normalisation mixes examples or of a client with fewer samples than a batch, or several local steps with a
             defense that supports only one.
     """
-    _validate.made(Classifier, "models.build", model=model)
+    _validate.made(Classifier, "models.from_flax or models.build", model=model)
     _validate.functions(loss=loss)
+    parts = _validate.members("arrays, the indices of every client's samples", parts=parts)
     _validate.count(**{"the number of parts": len(parts)}, batch_size=batch_size, local_steps=local_steps)
     _validate.positive(learning_rate=learning_rate)
     _validate.one_of(BATCH_NORM_MODES, batch_norm=batch_norm)
@@ -144,13 +151,11 @@ def federated_averaging(
             lambda now: upload(now[0], state.variables, now[1], now[2], data, state.round), (keys, chosen, of_chosen)
         )
         clients = jax.tree.map(lambda leaf, new: leaf.at[chosen].set(new), state.clients, of_chosen)
-        all_key = jax.random.fold_in(key, 2)
-        payloads, _ = defended(defense, "client_payloads", all_key, payloads, round=state.round)
+        payloads, _ = defended(defense, "client_payloads", jax.random.fold_in(key, 2), payloads, round=state.round)
         share = counts[chosen].astype(jnp.float32) if weighting == "samples" else jnp.ones(chosen_size, jnp.float32)
         share = share / share.sum()
         update, stats = jax.tree.map(lambda leaf: jnp.tensordot(share, leaf, axes=1), (payloads, stats))
-        rate = learning_rate * local_steps
-        params = jax.tree.map(lambda w, u: w - rate * u, state.variables["params"], update)
+        params = jax.tree.map(lambda w, u: w - learning_rate * local_steps * u, state.variables["params"], update)
         return FederatedState(state.round + 1, {"params": params, "batch_stats": stats}, clients)
 
     @jax.jit
@@ -159,6 +164,7 @@ def federated_averaging(
 
     def init(key: jax.Array, variables: PyTree = None) -> FederatedState:
         start = model.init(key) if variables is None else variables
+        _validate.variables(start)
         start = jax.tree.map(jnp.asarray, start)
         kept = memory(defense if acts_at(defense, "payload", "representation") else None, start["params"])
         clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(parts), *leaf.shape)), kept)
@@ -242,6 +248,7 @@ def _evaluation(model: Classifier) -> Callable[[PyTree, jax.Array, jax.Array], f
 def _padded(parts: Sequence[np.ndarray]) -> tuple[jax.Array, jax.Array]:
     """Indices (clients, longest), padded with zeros, and how many are real (clients,)."""
     for client, part in enumerate(parts):
+        _validate.members("indices of samples, as data.partition_clients makes", **{f"parts[{client}]": part})
         if len(part) and (np.asarray(part).dtype.kind not in "iu" or np.min(part) < 0):
             raise ValueError(f"parts must hold numbers of samples, whole and >= 0, but parts[{client}] has others")
     counts = np.array([len(part) for part in parts])

@@ -74,18 +74,32 @@ class CafeExactState(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """Outcome of Steps I and II and of the labels, with the attacker's own diagnosis of each sample."""
+    """Outcome of Steps I and II and of the labels, with the attacker's own diagnosis of each sample.
 
-    V: np.ndarray  # (N, P, d2), (1/K) dL/du
-    H: np.ndarray  # (N, P, d1), inputs of the first dense layer; zero where the slice is not live
-    labels: np.ndarray  # (N,) int32
-    live: np.ndarray  # (N, P) bool, False where a slice sends no gradient back (dead ReLUs)
-    consistency: np.ndarray  # (N,) relative error of the gradient predicted from H and the label against V
-    label_margin: np.ndarray  # (N,) the next best label's error over the best label's, > 1
-    answered: np.ndarray  # (N,) bool, live in every slice and consistent; the attack has no answer for the others
-    output_rank: int  # effective rank of Step I's system, of N (N - M + 1 with M workers)
+    Attributes:
+        V: (N, P, d2), the loss gradient dL/du at the outputs of the first dense layer, divided by K.
+        H: (N, P, d1), the inputs of that layer; zero where the slice is not live.
+        labels: (N,) int32.
+        live: (N, P) bool, False where a slice sends no gradient back (dead ReLUs).
+        consistency: (N,) relative error of the gradient that H and the label predict, against V.
+        label_margin: (N,) error of the second best label over that of the best one, > 1.
+        answered: (N,) bool, live in every slice and consistent; the attack has no answer for the others.
+        output_rank: effective rank of Step I's system, at most N (N - M + 1 with M workers).
+        output_condition: condition number of Step I's system.
+        feature_rank: effective rank of Step II's system for the worst party, at most N.
+        feature_condition: condition number of Step II's system for the worst party.
+    """
+
+    V: np.ndarray
+    H: np.ndarray
+    labels: np.ndarray
+    live: np.ndarray
+    consistency: np.ndarray
+    label_margin: np.ndarray
+    answered: np.ndarray
+    output_rank: int
     output_condition: float
-    feature_rank: int  # effective rank of Step II's system, the worst party's, of N
+    feature_rank: int
     feature_condition: float
 
 
@@ -202,6 +216,8 @@ def cafe_exact(
             (says how many), Step II's rounds did not show the kernel's gradient, or V has too low a rank for the number
             of rounds.
     """
+    _validate.made(SplitModel, "models.split_model", model=model)
+    _validate.made(CafeExactPlan, "attacks.plan_cafe_exact", plan=plan)
     check_step_three(inversion, seed)
     # Step I needs no more than these; Step II reads "first/kernel" too, once the threat grants it.
     reads = Reads("cafe_exact", leaves=("first/bias",), index=True)

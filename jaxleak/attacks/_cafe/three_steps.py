@@ -177,6 +177,7 @@ def cafe(model: SplitModel, share: ShareFn, *, num_samples: int, options: CafeOp
             is first seen, if the threat withholds indices, a payload leaf, labels or statistics that this configuration
             reads.
     """
+    _validate.made(SplitModel, "models.split_model", model=model)
     o = CafeOptions() if options is None else options
     o.check(num_samples)
     first, second = o.lengths

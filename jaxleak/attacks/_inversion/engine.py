@@ -155,6 +155,8 @@ def _stated(share: Share) -> tuple[object, ...]:
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:
     """Make and check all parts; nothing is compiled. Raises `ValueError` as `inversion` does."""
+    _validate.made(Classifier, "models.from_flax or models.build", model=model)
+    _validate.made(Settings, "attacks.presets", settings=settings)
     _validate.count(batch_size=batch_size)
     check_settings(settings)
     if not isinstance(share, Share):
@@ -243,7 +245,7 @@ def _data_of(key: jax.Array) -> jax.Array:
 def _step(
     parts: Parts, key: jax.Array, state: InversionState, observation: Observation
 ) -> tuple[InversionState, dict[str, jax.Array]]:
-    require(observation, parts.reads)
+    _require(parts, observation)
     used = state.sharpness
     state = _searched(parts, state)
     loss, found, direction, (updates, optimizer) = _descended(parts, key, state, observation)
@@ -271,6 +273,13 @@ def _step(
         iteration=state.iteration + 1,
     )
     return state, {"loss": loss, "distance": found.distance, "sharpness": used, "frozen": state.failed_at >= 0}
+
+
+def _require(parts: Parts, observation: Observation) -> None:
+    """Refuse an observation that lacks what the attack reads, or whose `params` are no model's variables."""
+    if isinstance(observation, Observation) and observation.params is not None:
+        _validate.variables(observation.params, name="params of the observation")
+    require(observation, parts.reads)
 
 
 def _searched(parts: Parts, state: InversionState) -> InversionState:
@@ -322,7 +331,7 @@ def _descended(
 
 
 def _reconstruct(parts: Parts, state: InversionState, observation: Observation) -> Reconstruction:
-    require(observation, parts.reads)
+    _require(parts, observation)
     size = parts.setup.batch_size
     fixed = parts.fixed_labels(observation, state.label_key)
     one, contenders = parts.objective_of_one(observation, fixed, None), _contenders(parts, state)

@@ -115,7 +115,17 @@ class Settings(NamedTuple):
         return self.compare
 
     def comparing(self, **changes: Any) -> "Settings":
-        """The same settings with other fields of the comparison, such as `distance`; `ValueError` as `gradients`."""
+        """Change the distance or other fields of the comparison: `settings.comparing(distance=own)`.
+
+        Args:
+            changes: fields of `client_updates.Gradients`; a distance is `(observed, simulated) -> ()`, and both are
+                trees of gradients.
+
+        Raises:
+            ValueError: on a name that is no field, or if the settings compare something else than gradients.
+        """
+        for name in changes:
+            _validate.one_of(Gradients._fields, **{"a field of the comparison": name})
         return self._replace(compare=self.gradients._replace(**changes))
 
 
@@ -126,6 +136,8 @@ def check_settings(s: Settings) -> None:
         ValueError: naming the field and its range.
     """
     _validate.count(iterations=s.iterations, group=s.group)
+    _validate.made(Candidate, "client_updates.pixels", candidate=s.candidate)
+    _validate.made(optax.GradientTransformation, "optax.adam(0.1) or optax.adam(schedule)", optimizer=s.optimizer)
     _validate.non_negative(consistency=s.consistency)
     _validate.in_range(0, 1, white_point=s.white_point)
     missing = [name for name in ("reads_labels", "leaves", "term") if not hasattr(s.compare, name)]
@@ -136,7 +148,10 @@ def check_settings(s: Settings) -> None:
         )
     for entry in s.priors:
         if isinstance(entry, Prior) or len(entry) != 2 or not isinstance(entry[1], Prior):
-            raise ValueError(f"priors must be pairs (weight, prior), such as (0.1, variation_prior()), got {entry!r}")
+            raise ValueError(
+                "priors must be pairs (weight, prior), such as (0.1, variation_prior()), and a prior of your own is "
+                f"client_updates.Prior(name, value) with a function value(evidence) -> (); got {entry!r}"
+            )
     if s.labels == ("none" if s.compare.reads_labels else "joint"):
         name = type(s.compare).__name__
         reads = f"but {name} reads them" if s.compare.reads_labels else f"but {name} reads none"

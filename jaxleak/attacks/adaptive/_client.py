@@ -34,7 +34,8 @@ def require_known(defense: Defense, share: Share) -> None:
     if mechanism is None:
         raise ValueError(
             f"defense must declare its mechanism, since no attacker of a client's update is known otherwise; this one, "
-            f"at {defense.place}, declares none. Chains of several and defenses of vertical training are without"
+            f"at {defense.place}, declares none: give the defense mechanism=, one of defenses.mechanisms. Chains of "
+            "several defenses and defenses of vertical training have no mechanism"
         )
     if isinstance(mechanism.simulation, Replayed) and defense.place != "payload":
         raise ValueError(
