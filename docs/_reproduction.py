@@ -64,6 +64,7 @@ _NAMES = {
     "entry-scales": "a scale for every entry",
     "reduced": "smaller problem",
     "shorter": "1,000 iterations",
+    "probabilities": "noise on probabilities",
     "authors-adam": "the Adam of the authors' code",
     "authors-relu": "the ReLU of the authors' code",
     "authors-code": "Adam and ReLU of the authors' code",

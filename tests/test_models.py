@@ -325,6 +325,15 @@ def test_bottoms_and_top_are_dense_layers(top):
     np.testing.assert_allclose(jax.jit(model.apply)(params, x), logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("top", [(8,), None])
+def test_a_top_may_end_in_probabilities(top):
+    logits, soft = (models.bottom_top((3, 5), 4, top=top, probabilities=ends) for ends in (False, True))
+    params, x = jax.jit(logits.init)(jax.random.key(0)), reference.normal(6, 2, 5)
+    found = np.exp(np.asarray(logits.apply(params, x)))
+    np.testing.assert_allclose(soft.apply(params, x), found / found.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert (logits.probabilities, soft.probabilities) == (False, True)
+
+
 def test_bottoms_and_top_are_drawn_as_their_paper_says():
     model = models.bottom_top((40, 90), 3)
     params = jax.jit(model.init)(jax.random.key(0))

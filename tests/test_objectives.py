@@ -204,6 +204,19 @@ def test_truncation_is_by_tile_and_counts_its_own_bound(shape):
         assert bool(terms["tv"]) == counts
 
 
+def test_the_likelihood_of_probabilities_is_the_cross_entropy_of_their_logits():
+    logits, y = jnp.array([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]]), jnp.array([2, 1])
+    of_probabilities = lambda logits: objectives.negative_log_likelihood(jax.nn.softmax(logits), y)  # noqa: E731
+    value, gradient = jax.value_and_grad(of_probabilities)(logits)
+    expected, wanted = jax.value_and_grad(objectives.cross_entropy)(logits, y)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, wanted, atol=1e-6)
+    noisy = jnp.array([[1.2, -0.1, -0.1], [0.5, 0.25, 0.25]])  # noise takes the first ones out of their range
+    value, gradient = jax.value_and_grad(objectives.negative_log_likelihood)(noisy, jnp.array([1, 1]))
+    np.testing.assert_allclose(value, -(np.log(1e-6) + np.log(0.25)) / 2, rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[0, 0, 0], [0, -2, 0]], atol=1e-6)
+
+
 def test_losses_over_classes_refuse_one_logit():
     for loss in (objectives.cross_entropy, objectives.focal_loss):
         with pytest.raises(ValueError, match=f"{loss.__name__} of one logit is zero"):

@@ -113,7 +113,8 @@ NAMES = {
         double_softmax_cross_entropy feature_distance fixed_share focal_loss gaussian_kernel gaussian_likelihood
         gc_objective gradient_regularization GradientRegularization group_consistency group_distance l1 l2_prior
         laplace_likelihood layer_norms layer_weighted LOSSES matching_objective MatchingObjective mean_l1
-        mean_total_variation partial_distance profile_likelihood Quantities regularized_gradient relative_l1
+        mean_total_variation negative_log_likelihood partial_distance profile_likelihood Quantities regularized_gradient
+        relative_l1
         relative_total_variation
         row_space_distance sapag_objective SelectBy Selection smoothed_cross_entropy soft_labels
         squared_error squared_l2 summed_total_variation TERMS
@@ -176,7 +177,7 @@ NAMES = {
     "jaxleak.study.rounds": """
         channel_peak_psnr forward_features horizontal_problem image_psnr observe_and_recover Problem
         reconstruction_metrics relative_errors require_memory_of_rounds sources_of_rounds step_three
-        steps_one_and_two Tables vertical_problem
+        steps_one_and_two table_r2 Tables vertical_problem
     """,
     "jaxleak.study.rounds.runs": """
         CAP cap defense_named descent exact FAKE FAKE_SAID nested_tables NestedTables PICTURE_KEY pictures PICTURES

@@ -2,8 +2,10 @@
 
 import builtins
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from experiments import vflrecon
 from experiments._vfl import study
 from experiments._vfl.options import Args
+from jaxleak import Batch
 from jaxleak.attacks import party_records
 from jaxleak.data import TableEncoding
 from jaxleak.defenses import SPLIT_DEFENSES, SPLIT_PLACES, SplitRun, marvell, noise_multiplier_of, split_defense
@@ -141,6 +144,21 @@ def test_default_strengths_are_those_of_the_paper_where_it_has_one():
     defender = {name: strength for name, strength in default.items() if name.startswith("vfl_defender")}
     assert defender == {"vfl_defender": 1.0, "vfl_defender_paper": 1.0, "vfl_defender_batch": 4.0}
     assert default["marvell"] == 1.0
+
+
+def test_the_top_may_put_out_probabilities_in_both_runs():
+    case = SplitCase("breast_cancer", top_output="probabilities")
+    problem = split_problem(case, seed=0)
+    assert problem.model.probabilities
+    params = problem.model.init(jax.random.key(0))
+    first, tenth = (Batch(*(leaf[:count] for leaf in problem.victim)) for count in (1, 10))
+    np.testing.assert_allclose(problem.model.apply(params, tenth.x).sum(axis=1), 1, rtol=1e-5)
+    plain = split_problem(replace(case, top_output="logits"), seed=0)
+    for of in ("shadow_protocol", "adaptive_protocol", "victim_protocol"):
+        sent, wanted = (getattr(p, of).share(params, first) for p in (problem, plain))
+        chex.assert_trees_all_close(sent, wanted, atol=1e-6)  # without a defense, both are one network and one loss
+    with pytest.raises(ValueError, match="top_output must be one of logits, probabilities, got 'odds'"):
+        split_problem(replace(case, top_output="odds"), seed=0)
 
 
 def test_a_defense_is_calibrated_to_the_real_run(monkeypatch):

@@ -71,6 +71,13 @@ def test_cells_ask_for_what_they_are_called():
     assert by_id[gibbs].read([Result({"feature_mse_shared": 0.5}, {})]) == 0.5
     noisy, score = of("table5-label/noise0.01#cut#adaptive")
     assert (noisy.defense, noisy.strength, score) == ("noise_cut", 0.01, "label_accuracy_shared_adaptive")
+    soft, score = of("table5-utility/label/noise0.1#probabilities")
+    assert (soft.defense, soft.strength, soft.top_output, score) == (
+        "noise",
+        0.1,
+        "probabilities",
+        "task_accuracy_change",
+    )
     private, score = of("table6-utility/dp-sgd-eps100/criteo")
     assert (private.data, private.defense, private.strength) == ("criteo", "dp_sgd", 100.0)
     assert score == "task_accuracy_change"

@@ -131,6 +131,8 @@ def _told(draft: _Draft) -> str:
         OPEN.format(cases[0].shadow_runs, cases[0].network_epochs) * with_r,
         "errors are means over features, where equation 6 divides by the records" * ("feature_mse" in read),
         "the attacker knows the defense" * ("_adaptive" in read),
+        "the top model's output is probabilities, which the paper does not say"
+        * any(case.top_output == "probabilities" for case in cases),
         "the paper names the partition alone" * any(case.partition in ("gaussian", "gibbs") for case in cases),
         f"the accuracy after {cases[0].task_epochs} epochs, on the attacker's records" * ("task_" in read),
         FIGURE3 * draft.cell.startswith("text-fig3/"),

@@ -124,6 +124,9 @@ def _defended(printed: dict[str, Any], case: SplitCase, row: str, score: str) ->
             yield paper_cell(printed, defended, score, suffix=suffix)
             if not score.startswith("task"):
                 yield paper_cell(printed, defended, f"{score}_adaptive", suffix=f"{suffix}#adaptive")
+        if row.startswith("noise"):
+            of_softmax = replace(case, defense="noise", strength=of_row, top_output="probabilities")
+            yield paper_cell(printed, of_softmax, score, suffix="#probabilities")
 
 
 _SCORES = {"label": f"{LABEL}_shared", "feature": f"{FEATURE}_shared", "utility": "task_accuracy_change"}

@@ -49,6 +49,7 @@ class BottomTopModel(NamedTuple):
     bottom: Callable[[PyTree, jax.Array], jax.Array]  # (one party's params, x_p (B, d_p)) -> b_p (B, e)
     first: Callable[[PyTree, tuple[jax.Array, ...]], jax.Array]  # (params["top"]["first"], (b_0, ...)) -> z (B, d)
     rest: Callable[[PyTree, jax.Array], jax.Array]  # (params["top"]["rest"], z) -> logits (B, C)
+    probabilities: bool = False  # whether `rest` ends in a softmax, so that (B, C) probabilities stand for logits
 
     @property
     def parties(self) -> int:
@@ -111,6 +112,7 @@ def bottom_top(
     *,
     bottom: Sequence[int] = (50, 50),
     top: Sequence[int] | None = (100, 100),
+    probabilities: bool = False,
 ) -> BottomTopModel:
     """Dense bottom and top models as in VFLRecon (section V-A): bottoms 50-50, top 100-100, ReLU, He-uniform.
 
@@ -124,6 +126,8 @@ def bottom_top(
         bottom: widths of every bottom's layers.
         top: widths of the top's hidden layers; None is the parameter-free top of Fu et al. (USENIX Security 2022):
             bottoms get one more linear layer to C outputs, and the logits are their sum.
+        probabilities: whether the top ends in a softmax, so that a defense at its output meets probabilities. The paper
+            does not say which of the two its output is. Train such a model with `objectives.negative_log_likelihood`.
 
     Raises:
         ValueError: on sizes that are not whole or out of range; a party without features is named.
@@ -167,7 +171,8 @@ def bottom_top(
         return jnp.concatenate(embeddings, axis=1) @ params["kernel"] + params["bias"]
 
     def rest(params: PyTree, z: jax.Array) -> jax.Array:
-        return z if rest_net is None else _apply(rest_net, params, nn.relu(z))
+        logits = z if rest_net is None else _apply(rest_net, params, nn.relu(z))
+        return jax.nn.softmax(logits) if probabilities else logits
 
     return BottomTopModel(
         widths=tuple(int(width) for width in widths),
@@ -177,6 +182,7 @@ def bottom_top(
         bottom=lambda params, x: _apply(bottom_net, params, x),
         first=first,
         rest=rest,
+        probabilities=probabilities,
     )
 
 

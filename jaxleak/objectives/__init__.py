@@ -23,6 +23,7 @@ from jaxleak.objectives._losses import (
     cross_entropy,
     double_softmax_cross_entropy,
     focal_loss,
+    negative_log_likelihood,
     smoothed_cross_entropy,
     soft_labels,
     squared_error,
@@ -64,6 +65,7 @@ from jaxleak.objectives._regularizers import (
 from jaxleak.objectives._row_space import row_space_distance
 
 __all__ = [
+    "negative_log_likelihood",
     "relative_total_variation",
     "row_space_distance",
     "regularized_gradient",

@@ -61,6 +61,14 @@ def double_softmax_cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     return cross_entropy(jax.nn.softmax(logits), y)
 
 
+def negative_log_likelihood(probabilities: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean negative log-likelihood () of labels (B,) or (B, C) under probabilities (B, C) instead of logits.
+
+    Probabilities are clipped to [1e-6, 1]. One beyond, as behind added noise, has no gradient.
+    """
+    return -jnp.mean(jnp.sum(_targets(probabilities, y) * jnp.log(jnp.clip(probabilities, 1e-6, 1.0)), axis=-1))
+
+
 def needs_distributions(loss: Loss) -> bool:
     """Whether the soft labels of a loss must sum to one; False for losses from elsewhere, where it is not known."""
     return loss in (cross_entropy, double_softmax_cross_entropy, smoothed_cross_entropy, focal_loss)

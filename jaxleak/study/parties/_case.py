@@ -88,6 +88,8 @@ class SplitCase(SplitSetup):
     """Data set, as docs/data.md lists them."""
     free_top: bool = False
     """Whether the top model has no parameters and only adds up what the parties send."""
+    top_output: Literal["logits", "probabilities"] = "logits"
+    """What the top model's output is, at which defenses act: the paper does not say."""
     shadow_epochs: int = 0
     """Epochs of the shadow run; 0 takes one and a half times as many steps as the attacker sees of the real run, and at
     least 3 epochs."""

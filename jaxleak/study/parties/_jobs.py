@@ -35,7 +35,9 @@ class SplitJobs:
 
     def identity(self, job: SplitJob, seed: int) -> dict[str, Any]:
         """Return what identifies a stored result: the case, the runs and the seed."""
-        case = named_before(dataclasses.asdict(job.case), scales="entry", columns=(), missing="zero")
+        case = named_before(
+            dataclasses.asdict(job.case), scales="entry", columns=(), missing="zero", top_output="logits"
+        )
         runs = named_before(job.runs._asdict(), label_holder=False)
         if job.runs.comparisons and job.case.defense != "none":
             runs["comparisons"] = "of the real run"  # earlier results also had comparisons on undefended runs

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxleak import _validate, data, models, protocols, threats
+from jaxleak import _validate, data, models, objectives, protocols, threats
 from jaxleak._base import Batch, Protocol, ProtocolState, PyTree
 from jaxleak._own_files import is_own
 from jaxleak._random_streams import stream_of
@@ -131,6 +131,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
             f"many epochs, got {case.victim_epochs}"
         )
     _validate.one_of(OPTIMIZERS, optimizer=case.optimizer)
+    _validate.one_of(("logits", "probabilities"), top_output=case.top_output)
     _validate.one_of(("none", "plain", "ckks"), cipher=case.cipher)
     table, count = whole_table(case.data), records_of(case)
     rows = _rows(table.y, case.balanced, seed)
@@ -151,7 +152,7 @@ def split_problem(case: SplitCase, seed: int) -> SplitProblem:
     def batch(rows: np.ndarray) -> Batch:
         return Batch(jnp.asarray(slices[rows]), jnp.asarray(table.y[rows]), jnp.arange(len(rows), dtype=jnp.int32))
 
-    model = _model(tuple(len(own) for own in columns), table.num_classes, case.free_top)
+    model = _model(tuple(len(own) for own in columns), table.num_classes, case.free_top, case.top_output)
     # The attacker plays both sides of its shadow run, so the cipher's algebra needs no ciphertexts there.
     shadow_cipher = "none" if case.cipher == "none" else "plain"
     shared = (model, case.batch_size, case.optimizer)
@@ -263,8 +264,9 @@ def whole_table(spec: str) -> data.Table:
 
 # Equal arguments give the same objects, so that a program that was compiled for one seed serves all seeds.
 @lru_cache
-def _model(widths: tuple[int, ...], num_classes: int, free_top: bool) -> models.BottomTopModel:
-    return models.bottom_top(widths, num_classes, top=None if free_top else (100, 100))
+def _model(widths: tuple[int, ...], num_classes: int, free_top: bool, top_output: str) -> models.BottomTopModel:
+    top = None if free_top else (100, 100)
+    return models.bottom_top(widths, num_classes, top=top, probabilities=top_output == "probabilities")
 
 
 @lru_cache
@@ -286,6 +288,7 @@ def _protocol(
         num_samples=num_samples,
         batch_size=batch_size,
         optimizer=OPTIMIZERS[optimizer](),
+        loss=objectives.negative_log_likelihood if model.probabilities else objectives.cross_entropy,
         defenses=defenses,
         # The last party has the labels, so its own embeddings need no cipher.
         interactive=None if cipher == "none" else protocols.encrypted_first(active=model.parties - 1, cipher=cipher),
