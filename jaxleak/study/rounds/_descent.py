@@ -211,7 +211,7 @@ def table_r2(problem: Problem, found: np.ndarray, rows: np.ndarray) -> float:
     Args:
         problem: the problem with the truth, a table.
         found: (N, d) what was reconstructed of the first N rows of the table.
-        rows: numbers of the rows that count.
+        rows: (n,) numbers of the rows that count.
     """
     truth = problem.dataset.x[rows]
     return metrics.feature_r2(truth, found[rows]) if np.ptp(truth, axis=0).any() else float("nan")
