@@ -137,13 +137,8 @@ def main(args: Args) -> list[dict[str, Any]]:
     config = {name: getattr(args, name) for name in names}
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
-    folder = RunFolder(
-        args.out or default_out("basin", "-".join(args.rows)),
-        "basin",
-        config,
-        fresh=args.fresh,
-        program="python -m experiments.basin",
-    )
+    out, program = args.out or default_out("basin", "-".join(args.rows)), "python -m experiments.basin"
+    folder = RunFolder(out, "basin", config, fresh=args.fresh, program=program)
     runner = runner_in(folder, Measurements(folder), fresh=args.fresh)
     for job in jobs.values():
         runner.jobs.require(job, args.seeds[0])

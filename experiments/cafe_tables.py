@@ -100,7 +100,7 @@ def main(args: Args, *, need_runs: bool = False) -> list[dict[str, Any]]:
     chosen = [replace(cell, reason=_reason(args, cell, missing)) for cell in chosen]
     runner = runner_in(folder, CafeJobs(specs), fresh=args.fresh)
     rows = run_cells(chosen, runner, folder, seeds=args.seeds, budget=Budget(60.0 * args.budget), beside=_beside)
-    show(rows)
+    show_cells(rows, BESIDE)
     _draw_curves(folder, runner)
     for name, images in pictured(runner, [cell for cell in chosen if not cell.reason], args.seeds[0]).items():
         sheets.comparison_sheet(folder.figure(f"{name}.png"), images, title=f"{name}: what every row reconstructs")
@@ -122,11 +122,6 @@ def _beside(cell: Cell, results: Sequence[Results]) -> dict[str, Any]:
     setting = setting_of(cell)
     per_seed = {name: [of_seed[0].scores.get(name) for of_seed in results] for name in PER_SEED}
     return {"solver": setting.kind, "iterations": setting.iterations or None, **per_seed}
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print paper, ours, difference and how many images the mean is over; then what was not run and why."""
-    show_cells(rows, BESIDE)
 
 
 def _how(row: dict[str, Any]) -> str:

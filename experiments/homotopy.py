@@ -30,7 +30,7 @@ settings leave the homotopy out there. Runs resume; `--fresh` starts over.
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -41,9 +41,6 @@ from jaxleak.study import Progress, RunFolder, default_out, plots, run_command, 
 from jaxleak.study.cell_reports import write_rows
 from jaxleak.study.runner import runner_in
 from jaxleak.study.updates import HOMOTOPY_ROWS, Training, captions
-
-if TYPE_CHECKING:
-    from jaxleak.study.updates import Outcome
 
 #: Variants of FedLeak's recommended settings; all but "exact" keep the homotopy.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -111,10 +108,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     if args.weights == "warm":
         config["warm"] = asdict(args.warm)
     common: dict[str, Any] = {"data": args.data, "iterations": args.iterations}
-    if args.homotopy is not None:
-        common["homotopy"] = args.homotopy
-    if args.tv is not None:
-        common["tv"] = args.tv
+    common |= {name: given for name in ("homotopy", "tv") if (given := getattr(args, name)) is not None}
     if args.step_size is not None:
         common |= {"optimizer": "adam", "step_size": args.step_size}
     cases = {
@@ -122,13 +116,8 @@ def main(args: Args) -> list[dict[str, Any]]:
     }
     training = args.warm if args.weights == "warm" else None
     jobs = {key: updates.Inversion(case, training) for key, case in cases.items()}
-    folder = RunFolder(
-        args.out or default_out("homotopy", "-".join(args.rows)),
-        "homotopy",
-        config | {"variants": list(changes)},
-        fresh=args.fresh,
-        program="python -m experiments.homotopy",
-    )
+    out, program = args.out or default_out("homotopy", "-".join(args.rows)), "python -m experiments.homotopy"
+    folder = RunFolder(out, "homotopy", config | {"variants": list(changes)}, fresh=args.fresh, program=program)
     cells: list[dict[str, Any]] = []
     with Progress() as progress:
         runner = runner_in(
@@ -162,7 +151,7 @@ def main(args: Args) -> list[dict[str, Any]]:
     return cells
 
 
-def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]:
+def summary(row: str, variant: str, outcomes: "list[updates.Outcome]") -> dict[str, Any]:
     """Means of the scores over the seeds, the spread of the PSNR, and the PSNR of every seed."""
     mean = {name: float(np.mean([o.scores[name] for o in outcomes])) for name in outcomes[0].scores}
     psnr = [o.scores["psnr"] for o in outcomes]
@@ -170,7 +159,7 @@ def summary(row: str, variant: str, outcomes: "list[Outcome]") -> dict[str, Any]
     return cell | {"each": psnr} | mean
 
 
-def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[Outcome]]") -> None:
+def draw(folder: RunFolder, row: str, outcomes: "dict[str, list[updates.Outcome]]") -> None:
     """Draw one contact sheet per variant, and the gradient distance over the iterations for the first seed."""
     for name, runs in outcomes.items():
         truth, estimate = (np.concatenate([getattr(o, part) for o in runs]) for part in ("truth", "estimate"))

@@ -246,7 +246,7 @@ def slices(x: Any, parties: int, slice_shape: tuple[int, ...]) -> None:
         wanted = ", ".join(map(str, (parties, *slice_shape)))
         raise ValueError(
             f"private.x must hold one slice per party, of shape (N, {wanted}), got {tuple(x.shape)}: "
-            "data.image_tiles cuts images into slices, and x[:, None] is the slice of a single party"
+            "data.image_tiles cuts images into slices, and data.feature_columns tables; x[:, None] is a single party's"
         )
 
 

@@ -21,6 +21,7 @@ from jaxleak.study.rounds import _settings
 from jaxleak.study.rounds import runs as cafe_runs
 from jaxleak.study.rounds.jobs import CafeJobs, seconds
 from jaxleak.study.rounds.runs import Setting
+from jaxleak.study.rows import show_cells
 from jaxleak.study.runner import Result, Runner
 from jaxleak.study.sources import Sources, unavailable
 
@@ -203,7 +204,7 @@ def test_a_row_says_how_many_images_its_mean_is_over_and_keeps_every_seed(monkey
     row = next(row for row in cafe_tables.main(args) if row["ours"] is not None)
     assert (row["values"], row["images"], row["images_asked"]) == ([100.0, 103.0], [30, 27], [32, 32])
     assert (row["answered"], row["feature_error"]) == ([0.5, 0.5], [None, None])
-    cafe_tables.show([row])
+    show_cells([row], cafe_tables.BESIDE)
     assert "57 of 64" in capsys.readouterr().out
 
 

@@ -142,7 +142,7 @@ NOT_RUN = {"id": "table2/cafe/linnaeus5", "unit": "dB", "paper": 30.1, "ours": N
     [
         (
             "cafe_tables",
-            cafe_tables.show,
+            functools.partial(show_cells, beside=cafe_tables.BESIDE),
             {"solver": "exact", "iterations": None, "images": [40], "images_asked": [40]},
         ),
         ("fedleak", fedleak_report.show, {"psnr": 120.1, "psnr_grey": 9.3, "label_accuracy": 0.5}),

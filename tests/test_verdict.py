@@ -98,7 +98,11 @@ def test_what_no_attack_explains_ends_with_a_warning_that_names_mistakes():
 def test_a_search_without_a_finite_answer_has_attacked_nothing():
     answer = Answer("fedleak_400", pictures(1), np.zeros(1, int), 0.5, 0.1)
     assert ended([answer], loss_known=True)
-    assert not ended([answer._replace(misfit=np.nan, cosine_distance=np.nan)], loss_known=True)
+    for misfit in (np.nan, np.inf):
+        without = answer._replace(misfit=misfit)
+        assert not ended([without], loss_known=True)
+        assert "without a finite answer" in told(without)
+    assert "finite" not in told(answer)
     assert not ended([answer._replace(finished=False)], loss_known=True)
 
 

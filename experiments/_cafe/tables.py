@@ -70,13 +70,6 @@ class Options:
     """Private samples behind the NeurIPS tables (paper: 800)."""
 
 
-def cell_of(
-    identifier: str, paper: float | None, unit: str, setting: Setting, read: Callable[[Results], float], note: str = ""
-) -> Cell:
-    """A cell that runs one setting."""
-    return Cell(identifier, paper, unit, (setting,), read, note)
-
-
 def setting_of(cell: Cell) -> Setting:
     """The one setting that a cell of the CAFE tables runs."""
     setting: Setting = cell.jobs[0]
@@ -125,95 +118,95 @@ def _capped(options: Options, dataset: str) -> int:
     return options.iterations * cap(dataset) // CAP
 
 
+def _cell(
+    printed: dict[str, Any],
+    setting: Setting,
+    read: Callable[[Results], float] = psnr,
+    note: str = "",
+    reading: str = "",
+) -> Cell:
+    """The cell of a printed number that one setting gives; `reading` tells interpretations of the paper apart."""
+    return Cell(printed["id"] + reading, printed["value"], printed["unit"], (setting,), read, note)
+
+
 def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterator[Cell]:
     dataset = DATASETS.get(cell["dataset"], "cifar10")
-    base = (cell["id"], cell["value"], cell["unit"])
     reduced = f"{options.iterations} Step III iterations instead of 8000"
     if table == "table2":
         method = METHODS[cell["method"]]
-        setting = (
-            _frozen(options, dataset=dataset) if method == "cafe" else _descent(options, dataset=dataset, method=method)
-        )
-        yield cell_of(*base, setting, psnr, "" if setting.kind == "exact" else reduced)
+        how = _frozen if method == "cafe" else _descent
+        setting = how(options, dataset=dataset, method=method)
+        yield _cell(cell, setting, note="" if setting.kind == "exact" else reduced)
     elif table == "table3":
-        yield cell_of(*base, _frozen(options, dataset=dataset, batch_size=cell["batch_size"]), psnr)
+        yield _cell(cell, _frozen(options, dataset=dataset, batch_size=cell["batch_size"]))
     elif table == "table4":
         overrides = tuple((name, 0.0) for name in ABLATIONS[cell["id"].split("/")[1]])
-        yield cell_of(*base, _descent(options, dataset=dataset, overrides=overrides), psnr, reduced)
+        yield _cell(cell, _descent(options, dataset=dataset, overrides=overrides), note=reduced)
     elif table == "table5":
-        single = cell["id"].split("/")[1] == "single"
-        if single:
-            setting = Setting("single", dataset=dataset, iterations=_capped(options, dataset))
-            yield cell_of(*base, setting, iterations_to(STOP_DB[dataset]), "NaN: not reached in the iterations run")
-            # Section 4.2 passes on to the next step by thresholds, but Algorithm 4 does not mention them.
-            switching = replace(setting, switch=True)
-            note = "one step per iteration, passing on by thresholds; NaN: not reached"
-            yield cell_of(f"{cell['id']}#switching", *base[1:], switching, iterations_to(STOP_DB[dataset]), note)
-        elif cell["id"].split("/")[2] == "step3":
-            yield cell_of(
-                *base, _descent(options, dataset=dataset), iterations_to(STOP_DB[dataset]), "Step III of nested loops"
-            )
-        else:
-            step = int(cell["id"].split("/")[2].removeprefix("step"))
-            most = f"NaN: not reached in {cap(dataset)} iterations"
-            yield cell_of(*base, _descent(options, dataset=dataset), _step_iterations(step), most)
+        yield from _table5(options, cell, dataset)
     elif table == "table6":
         parties = int(cell["id"].split("/")[2].removeprefix("m"))
-        yield cell_of(*base, _frozen(options, dataset=dataset, parties=parties), psnr)
+        yield _cell(cell, _frozen(options, dataset=dataset, parties=parties))
     elif table == "table7":
         rate = cell["model_learning_rate"]
         setting = Setting("single", dataset=dataset, iterations=options.iterations, model_learning_rate=rate)
-        yield cell_of(*base, setting, psnr, f"optimiser not printed: SGD; {reduced}")
+        yield _cell(cell, setting, note=f"optimiser not printed: SGD; {reduced}")
     elif table.startswith("table8"):
-        iteration = cell["iterations"]
-        adam: dict[str, Any] = {
-            "dataset": "mnist",
-            "model_learning_rate": 1e-6,
-            "model_optimizer": "adam",
-            "iterations": 20_000,
-        }
-        if table == "table8-psnr":
-            yield cell_of(*base, Setting("single", **adam), curve_at(iteration, 1))
-        else:
-            column = 1 if table == "table8-loss" else 2
-            yield cell_of(*base, Setting("training", **adam), curve_at(iteration, column))
+        adam = Setting("training", "mnist", iterations=20_000, model_learning_rate=1e-6, model_optimizer="adam")
+        setting = replace(adam, kind="single") if table == "table8-psnr" else adam
+        yield _cell(cell, setting, curve_at(cell["iterations"], 2 if table == "table8-accuracy" else 1))
     elif table == "table10":
         rounds = cell["epoch"] * 800 // cell["batch_size"]
         # T of Algorithm 3 bounds all three steps.
         sizes: dict[str, Any] = {"dataset": dataset, "batch_size": cell["batch_size"]}
-        yield cell_of(*base, Setting("descent", **sizes, iterations=rounds, steps_at=rounds), curve_at(rounds, 1))
+        yield _cell(cell, Setting("descent", **sizes, iterations=rounds, steps_at=rounds), curve_at(rounds, 1))
     elif table == "text-yale":
-        size = SAMPLES_AT_MOST["yale32"]
-        yield cell_of(
-            *base, _frozen(options, dataset=dataset), psnr, f"{size} of 165 faces; iterations are not printed"
-        )
+        note = f"{SAMPLES_AT_MOST['yale32']} of 165 faces; iterations are not printed"
+        yield _cell(cell, _frozen(options, dataset=dataset), note=note)
     elif table == "table11":
-        yield from _table11(options, cell, base)
-    elif table == "text-fake-gradients":
-        engine = "exact engine" if options.solver == "exact" else reduced
-        note = f"{options.num_samples} images, pool of 1 instead of 1000; {engine}, nothing left out"
-        if cell["defense"] == "none":
-            yield cell_of(*base, _frozen(options, dataset="cifar10"), psnr)
-        else:
-            for reading in FAKE:
-                setting = _frozen(options, dataset="cifar10", defense=reading)
-                yield cell_of(f"{cell['id']}#{reading}", cell["value"], cell["unit"], setting, psnr, note)
-                defense = defense_named(reading, batch_size=setting.batch_size)
-                attacked = defense is not None and adaptive.rounds_attack(defense) is not None
-                if attacked and options.solver == "exact":  # the descent has no attacker that knows the defense
-                    known = replace(setting, adaptive=True)
-                    yield cell_of(f"{cell['id']}#{reading}#adaptive", cell["value"], cell["unit"], known, psnr, note)
+        yield from _table11(options, cell)
+    elif cell["defense"] == "none":  # of the text on fake gradients
+        yield _cell(cell, _frozen(options, dataset="cifar10"))
+    else:
+        yield from _fake_gradients(options, cell, "exact engine" if options.solver == "exact" else reduced)
+
+
+def _table5(options: Options, cell: dict[str, Any], dataset: str) -> Iterator[Cell]:
+    """Cells of the iterations until a step has reached its end, in nested loops or in a single one."""
+    stop = iterations_to(STOP_DB[dataset])
+    if cell["id"].split("/")[1] == "single":
+        setting = Setting("single", dataset=dataset, iterations=_capped(options, dataset))
+        yield _cell(cell, setting, stop, "NaN: not reached in the iterations run")
+        # Section 4.2 passes on to the next step by thresholds, but Algorithm 4 does not mention them.
+        note = "one step per iteration, passing on by thresholds; NaN: not reached"
+        yield _cell(cell, replace(setting, switch=True), stop, note, "#switching")
+        return
+    setting, step = _descent(options, dataset=dataset), int(cell["id"].split("/")[2].removeprefix("step"))
+    if step == 3:
+        yield _cell(cell, setting, stop, "Step III of nested loops")
+    else:
+        yield _cell(cell, setting, _step_iterations(step), f"NaN: not reached in {cap(dataset)} iterations")
+
+
+def _fake_gradients(options: Options, cell: dict[str, Any], how: str) -> Iterator[Cell]:
+    """Cells of the PSNR behind fake gradients, by attackers who know of them and who do not."""
+    note = f"{options.num_samples} images, pool of 1 instead of 1000; {how}, nothing left out"
+    for reading in FAKE:
+        setting = _frozen(options, dataset="cifar10", defense=reading)
+        yield _cell(cell, setting, note=note, reading=f"#{reading}")
+        defense = defense_named(reading, batch_size=setting.batch_size)
+        attacked = defense is not None and adaptive.rounds_attack(defense) is not None
+        if attacked and options.solver == "exact":  # the descent has no attacker that knows the defense
+            yield _cell(cell, replace(setting, adaptive=True), note=note, reading=f"#{reading}#adaptive")
 
 
 def _figure7(options: Options) -> Iterator[Cell]:
     """Cells of the training loss with and without fake gradients after `--iterations` rounds."""
-    for name, dataset in DATASETS.items():
-        if name not in ("CIFAR-10", "MNIST", "Linnaeus 5"):
-            continue
+    for dataset in ("cifar10", "mnist", "linnaeus5"):
         for defense in ("none", "fake-capped"):
             setting = replace(_training(options, defense), dataset=dataset, num_samples=options.num_samples)
             read = curve_at(options.iterations, 1)
-            yield cell_of(f"fig7/{dataset}/{defense}", None, "loss", setting, read, "quarter of the channels")
+            yield Cell(f"fig7/{dataset}/{defense}", None, "loss", (setting,), read, "quarter of the channels")
 
 
 def _training(options: Options, defense: str) -> Setting:
@@ -228,7 +221,7 @@ def _training(options: Options, defense: str) -> Setting:
     )
 
 
-def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str]) -> Iterator[Cell]:
+def _table11(options: Options, cell: dict[str, Any]) -> Iterator[Cell]:
     """Cells of the training loss under defenses, up to `--iterations` rounds; the figure has the whole curves.
 
     The paper does not print the data set. The runs use CIFAR-10, a quarter of the channels, and SGD at 0.1.
@@ -240,14 +233,14 @@ def _table11(options: Options, cell: dict[str, Any], base: tuple[str, float, str
         note = "quarter of the channels" + row.startswith("dp") * f"; {DP}"
         if cell["iterations"] <= options.iterations:
             read = curve_at(cell["iterations"], 1)
-            yield cell_of(base[0] + suffix, base[1], base[2], _training(options, defense), read, note)
+            yield _cell(cell, _training(options, defense), read, note, suffix)
 
 
 def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
     table = name.removeprefix("iclr-")
     dataset = DATASETS[cell["dataset"]]
     method = METHODS[cell["method"]]
-    identifier = f"iclr-{cell['id']}"
+    cell = cell | {"id": f"iclr-{cell['id']}"}
     horizontal = table in ("table1a", "table1b", "table2a", "table3a") or cell.get("fl") == "horizontal"
     batch = cell.get("batch_size", 40)
     size = 10 * batch
@@ -271,13 +264,13 @@ def _iclr_cell(options: Options, name: str, cell: dict[str, Any]) -> Cell:
         if method == "dlg":
             fields |= {"num_samples": total, "workers": 1}
         setting = _iclr_descent(options, method, iterations=10 * options.iterations, **fields)
-        return cell_of(identifier, cell["value"], cell["unit"], setting, lambda r: iterations_to(30.0)(r) / total, note)
+        return _cell(cell, setting, lambda r: iterations_to(30.0)(r) / total, note)
     if method == "cafe" and options.solver == "exact":
-        return cell_of(identifier, cell["value"], cell["unit"], _frozen(options, **fields), psnr)
+        return _cell(cell, _frozen(options, **fields))
     # Table 4 keeps the number of epochs, so that smaller batches take more iterations.
     tenths = 0.1 / cell["batch_ratio"] if table == "table4" else 1.0
     setting = _iclr_descent(options, method, iterations=round(options.iterations * tenths), **fields)
-    return cell_of(identifier, cell["value"], cell["unit"], setting, psnr)
+    return _cell(cell, setting)
 
 
 def _iclr_descent(options: Options, method: str, **fields: Any) -> Setting:

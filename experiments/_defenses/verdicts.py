@@ -118,30 +118,25 @@ def _fig7(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
         "" if one is None or some is None else f"{one:.1f} dB becomes {some:.1f}",
         None if one is None or some is None else some < one - DEGRADED,
     )
-    yield Verdict(
-        table["where"],
-        f"{at['ineffective']} clients stop it",
-        "" if many is None else f"{many:.1f} dB",
-        None if many is None else many < PROTECTED,
-    )
+    yield _protected(table["where"], f"{at['ineffective']} clients stop it", many)
 
 
 def _fig8(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
     where = _paper.tables("fedleak")["text-encrypt-top"]["where"]
     leak = {(row["defense"], row["strength"]): row[_LEAK] for row in rows}
     every, top, bottom = leak.get((None, 0.0)), leak.get(("encrypt_bottom", 80.0)), leak.get(("encrypt_top", 80.0))
-    yield Verdict(
-        where,
-        "the bottom 20 % of the entries leak next to nothing",
-        "" if bottom is None else f"{bottom:.1f} dB",
-        None if bottom is None else bottom < PROTECTED,
-    )
+    yield _protected(where, "the bottom 20 % of the entries leak next to nothing", bottom)
     yield Verdict(
         where,
         "the top 20 % leak about as much as all",
         "" if top is None or every is None else f"{top:.1f} dB against {every:.1f}",
         None if top is None or every is None else abs(top - every) <= COMPARABLE,
     )
+
+
+def _protected(where: str, paper: str, leak: float | None) -> Verdict:
+    """A conclusion that a leak shows nothing; None if it was not measured."""
+    return Verdict(where, paper, "" if leak is None else f"{leak:.1f} dB", None if leak is None else leak < PROTECTED)
 
 
 def _both(name: str, row: dict[str, Any], other: str, second: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from experiments._ledger import cafe_text
 from experiments._ledger.papers import PAPERS
 from jaxleak.study.cells import Cell, joined, score_named
 from jaxleak.study.files import write_json
-from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.ledger import Measurement, Variant, printed_cells
 from jaxleak.study.rounds.jobs import CafeJobs
 from jaxleak.study.rounds.runs import CAP, FAKE_SAID, STEPS, Setting
 from jaxleak.study.runner import Runner
@@ -62,7 +62,7 @@ class CafeStudy:
 
     def __init__(self, paper: str, folder: Path):
         """Finished runs are kept below `folder`."""
-        self.paper, self.printed = paper, _paper.tables(PAPERS[paper])
+        self.paper, self.printed = paper, printed_cells(_paper.tables(PAPERS[paper]))
         sources = Sources(folder, fresh=False, write=write_json)
         self.runner = Runner(CafeJobs(SPECS), folder / "cells", sources, fresh=False)
 
@@ -73,8 +73,7 @@ class CafeStudy:
     def impossible(self) -> Mapping[str, str]:
         """Cells that no run can give, each with the reason."""
         covered = {measurement.cell for measurement in self.measurements()}
-        left = [cell["id"] for table in self.printed.values() for cell in table["cell"] if cell["id"] not in covered]
-        return dict.fromkeys(left, _SURVEY)
+        return {name: _SURVEY for name in self.printed if name not in covered}
 
     @cached_property
     def _all(self) -> list[Measurement]:

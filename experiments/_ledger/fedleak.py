@@ -70,7 +70,12 @@ class FedLeakStudy:
 
     def impossible(self) -> Mapping[str, str]:
         """Cells that no run can give, each with the reason."""
-        return self._reasons
+        covered, reasons = {measurement.cell for measurement in self._all}, {}
+        for table in names():
+            for cell in cells(table, next(sizes for *_, sizes in _sizes(table))):
+                if cell.paper is not None and cell.id not in covered:
+                    reasons[cell.id] = cell.reason
+        return reasons
 
     @cached_property
     def _all(self) -> list[Measurement]:
@@ -87,16 +92,6 @@ class FedLeakStudy:
     @cached_property
     def _lacking(self) -> dict[str, str]:
         return lacking()
-
-    @cached_property
-    def _reasons(self) -> dict[str, str]:
-        covered = {measurement.cell for measurement in self._all}
-        reasons = {}
-        for table in names():
-            for cell in cells(table, next(sizes for *_, sizes in _sizes(table))):
-                if cell.paper is not None and cell.id not in covered:
-                    reasons[cell.id] = cell.reason
-        return reasons
 
     def _dataset(self, cell: str) -> str:
         table = _paper.tables("fedleak")[cell.partition("/")[0]]

@@ -35,12 +35,12 @@ def measurements() -> Iterator[Measurement]:
             f"text-fig4-accuracy/{name}", "stand-in", _SETTING + note, (utility_of(case),),
             score_named("test_accuracy", 100), (DATA,),
         )  # fmt: skip
-        yield _psnr(name, "ours", case, f"300 iterations of our preset on the first round{note}")
+        yield _psnr(name, "ours", case, f"{case.iterations} iterations of our preset on the first round{note}")
         theirs = replace(
             case, attack="fedleak_paper", labels="fedleak", optimizer="adam", step_size=0.02, iterations=100
         )
-        what = f"100 iterations of the printed preset, by Adam from 0.02 by a cosine, on the first round{note}"
-        yield _psnr(name, "stand-in", theirs, what)
+        what = f"{theirs.iterations} iterations of the printed preset, by Adam from {theirs.step_size:g} by a cosine"
+        yield _psnr(name, "stand-in", theirs, f"{what}, on the first round{note}")
 
 
 def _psnr(name: str, variant: Variant, case: Case, what: str) -> Measurement:

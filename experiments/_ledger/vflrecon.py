@@ -16,7 +16,7 @@ from jaxleak.attacks import party_records
 from jaxleak.defenses import SPLIT_DEFENSES
 from jaxleak.study.cells import Results, joined
 from jaxleak.study.files import write_json
-from jaxleak.study.ledger import Measurement, Variant
+from jaxleak.study.ledger import Measurement, Variant, printed_cells
 from jaxleak.study.parties import PLAIN_RATES, Runs, SplitCase, SplitJob, SplitJobs
 from jaxleak.study.runner import Runner
 from jaxleak.study.sources import Sources
@@ -84,13 +84,13 @@ class VflReconStudy:
         """Finished runs are kept below `folder`."""
         sources = Sources(folder, fresh=False, write=write_json)
         self.runner = Runner(SplitJobs(), folder / "cells", sources, fresh=False)
-        self.units = {c["id"]: c["unit"] for t in _paper.tables("vflrecon").values() for c in t["cell"]}
+        self.printed = printed_cells(_paper.tables("vflrecon"))
 
     def measurements(self) -> Iterator[Measurement]:
         """Every variant of every cell."""
         for draft in self._drafts:
             jobs = tuple(SplitJob(case, self._runs[draft.start][case]) for case, _ in draft.metrics)
-            factor = 100.0 if self.units[draft.cell] == "%" else 1.0
+            factor = 100.0 if self.printed[draft.cell]["unit"] == "%" else 1.0
             yield Measurement(
                 draft.cell, draft.variant, _told(draft), jobs, _reader(draft, factor),
                 tuple(sorted({case.data for case, _ in draft.metrics})), draft.name,
@@ -99,12 +99,7 @@ class VflReconStudy:
     def impossible(self) -> Mapping[str, str]:
         """Cells that no run can give, each with the reason."""
         covered = {draft.cell for draft in self._drafts}
-        reasons = {}
-        for table in _paper.tables("vflrecon").values():
-            for cell in table["cell"]:
-                if cell["id"] not in covered:
-                    reasons[cell["id"]] = _why_not(cell)
-        return reasons
+        return {name: _why_not(cell) for name, cell in self.printed.items() if name not in covered}
 
     @cached_property
     def _drafts(self) -> list[_Draft]:

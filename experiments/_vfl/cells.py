@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from experiments._vfl import cells_tables as tables
 from experiments._vfl.cells_tables import (
     DATASETS,
     FEATURE,
@@ -13,9 +12,14 @@ from experiments._vfl.cells_tables import (
     cell,
     dataset_case,
     encrypted,
+    fu,
     no_data,
     paper_cell,
     printed_cells,
+    table3,
+    table4,
+    table5,
+    table6,
 )
 from jaxleak.study.cells import Cell
 from jaxleak.study.parties import FieldName, OptimizerName, SplitCase
@@ -159,20 +163,7 @@ def defender(base: SplitCase) -> Iterator[Cell]:
 
 #: Functions that give the cells of a table or figure. Each takes a case with the sizes of the runs, and with the
 #: cipher for rows with encryption (a cipher "none" in that case means "ckks").
-TABLES: dict[str, Callable[[SplitCase], Iterator[Cell]]] = {
-    "table3": tables.table3,
-    "table4": tables.table4,
-    "table5": tables.table5,
-    "table6": tables.table6,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig6": fig6,
-    "fig7": fig7,
-    "fig8": fig8,
-    "fig9": fig9,
-    "fu": tables.fu,
-    "ablation": ablation,
-    "encryption": encryption,
-    "defender": defender,
-}
+_FUNCTIONS = (
+    table3, table4, table5, table6, fig3, fig4, fig5, fig6, fig7, fig8, fig9, fu, ablation, encryption, defender,
+)  # fmt: skip
+TABLES: dict[str, Callable[[SplitCase], Iterator[Cell]]] = {table.__name__: table for table in _FUNCTIONS}

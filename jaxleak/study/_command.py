@@ -122,6 +122,7 @@ _CALLED = {
     "psnr_channel_peak": "PSNR by the paper's peak, dB",
     "ssim": "SSIM",
     "ssim_mean": "SSIM, mean over images",
+    "feature_r2": "R2, share of the table's variance",
     "ssim_best_match": "SSIM in the best order",
     "mse_mean": "mean squared error",
     "answered": "answered, share of images",

@@ -71,7 +71,8 @@ def _answer(config: Config, metrics: Mapping[str, float]) -> str:
 
 
 def _method(config: Config, metrics: Mapping[str, float]) -> str:
-    network = "dense" if "feature_r2" in metrics and config.network == "cafe" else config.network  # as for any table
+    # A table has no convolutions: `vertical_problem` gives it the dense network.
+    network = "dense" if "feature_r2" in metrics and config.network == "cafe" else config.network
     federation = (
         f"{config.parties} parties hold slices of the same {config.num_samples} samples of {config.data} (network "
         f"{network}), and a server sees the sum of their gradients in every round, and which samples were in it."

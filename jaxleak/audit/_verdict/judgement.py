@@ -391,6 +391,7 @@ def told(answer: Answer) -> str:
     agreement += f". {answer.contradicted}" if answer.contradicted else ""
     compiling = f", {answer.compiling:.0f} of them compiling" if answer.compiling >= 0.5 else ""
     ended = "" if answer.finished else f", cut short by the budget after {_iterations_of(answer)}"
+    ended += "" if np.isfinite(answer.misfit) else ", without a finite answer"
     return (
         f"Tried {called(answer.attack)} ({answer.seconds:.0f} s{compiling}{ended}): the gradient's cosine "
         f"distance is {max(answer.cosine_distance, 0.0):.2g}{agreement}."

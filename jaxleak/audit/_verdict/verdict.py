@@ -321,11 +321,8 @@ def decide(
         reasons.append(str(tokens))
     if best is not None and best.shown.any():
         count, total = int(best.shown.sum()), len(best.x)
-        which = (
-            "The image is certified"
-            if total == 1
-            else f"{count} of {total} images {'is' if count == 1 else 'are'} certified"
-        )
+        are = "is" if count == 1 else "are"
+        which = "The image is certified" if total == 1 else f"{count} of {total} images {are} certified"
         it, them = ("it", "the same image") if count == 1 else ("them", "the same images")
         found = f"equations have {it} as their solution" if best.solved else f"independent starts end at {them}"
         alone = "" if best.undetermined is None else ", no other image was found with this update"
@@ -334,10 +331,8 @@ def decide(
         whose = _COMPARED.get(best.kind, "the answer's gradient")
         if best.toned is not None and (best.toned & best.shown).any():
             count = (best.toned & best.shown).sum()
-            alone += (
-                f" apart from copies of {count} in other tones, whose brightness, contrast or colour is not known, in"
-            )
-            alone += " the whole image or in parts"
+            alone += f" apart from copies of {count} in other tones, whose brightness, contrast or colour is not known,"
+            alone += " in the whole image or in parts"
         # A search may make up for another loss by other images; equations and a search without the loss cannot.
         granted = "" if best.solved or best.kind in (ANY_LOSS, PEELED_ALONE) else f", if {stated}"
         # Samples of one class may have proportional gradients in a layer. Their sum is then the gradient of a blend.
