@@ -12,8 +12,8 @@ import numpy as np
 from jaxleak._base import BatchNormMode, PyTree, total_steps
 from jaxleak._tree import named_leaves
 from jaxleak.attacks._inversion.rows import sizes_of_all_rows
+from jaxleak.audit._program import program_of_logits
 from jaxleak.models import Classifier
-from jaxleak.models._door.program import flattened
 from jaxleak.protocols import ClientShare
 
 
@@ -84,17 +84,7 @@ def _places(model: Classifier, batch_norm: BatchNormMode, samples: int) -> _Plac
 
     Among places with the same parameters below them, only the narrowest is kept.
     """
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    params, tree = jax.tree.flatten(variables["params"])
-    rest = {name: leaves for name, leaves in variables.items() if name != "params"}
-
-    def logits(params: list[jax.Array], rest: PyTree, x: jax.Array) -> jax.Array:
-        given = {**rest, "params": jax.tree.unflatten(tree, params)}
-        return model.apply(given, x, mode=batch_norm).logits
-
-    x = jax.ShapeDtypeStruct((samples, *model.image_shape), jnp.float32)
-    program = flattened(jax.make_jaxpr(logits)(params, rest, x))
-    names = list(named_leaves(variables["params"]))
+    program, names = program_of_logits(model, batch_norm, samples)
     owners = {slot: frozenset({name}) for slot, name in zip(program.inputs[: len(names)], names, strict=True)}
     image, end = program.inputs[-1], len(program.steps) + 1
     born, last, met = {image: 0}, {image: 0}, dict[str, int]()

@@ -15,6 +15,7 @@ from jaxleak.audit._checks.laws import find_sizes, vanishing
 from jaxleak.audit._checks.precision import Precision, precision_of
 from jaxleak.audit._checks.statement import check_statement
 from jaxleak.audit._checks.symmetry import check_symmetries
+from jaxleak.audit._checks.unread import check_unread
 from jaxleak.defenses import Defense
 from jaxleak.defenses.mechanisms import AdamStep
 from jaxleak.protocols import ClientShare
@@ -88,6 +89,8 @@ def checked_update(
         return findings, None
     precision = precision_of(jax.tree.leaves(payload), payload) if precision is None else precision
     samples = batch_size * share.local_steps * share.clients
+    if not defended:
+        findings += check_unread(share, payload, samples, loss_known=loss_known)
     if not loss_known:
         why = "The loss is not stated to be the cross-entropy of classes, which these equations are of."
         findings.append(Finding(_EQUATIONS, "not applicable", why))
