@@ -165,7 +165,7 @@ def _neurips_cells(options: Options, table: str, cell: dict[str, Any]) -> Iterat
         yield _cell(cell, _frozen(options, dataset=dataset), note=note)
     elif table == "table11":
         yield from _table11(options, cell)
-    elif cell["defense"] == "none":  # of the text on fake gradients
+    elif cell["defense"] == "none":  # Cells of the text on fake gradients.
         yield _cell(cell, _frozen(options, dataset="cifar10"))
     else:
         yield from _fake_gradients(options, cell, "exact engine" if options.solver == "exact" else reduced)
