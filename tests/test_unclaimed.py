@@ -70,9 +70,9 @@ def test_momentum_and_epochs_explain_an_update_where_they_are_stated(client):
         verdict = audit.update(model, variables, sent, truth=truth, minutes=1e-4, **facts)
         assert [f.status for f in verdict.findings if f.name == "known images"] == [status]
         assert "How many of each is not claimed" in verdict.reasons[0]
-        begins = "weights, and the momentum is as stated and begins at zero, the"
-        granted = begins if "momentum" in facts else "weights and momentum, the"
-        assert f"without class {granted} head's gradient proves" in verdict.reasons[0]
+        begins = "without weight decay, and the momentum is as stated and begins at zero, the"
+        granted = begins if "momentum" in facts else "without momentum and weight decay, the"
+        assert f"{granted} head's gradient proves" in verdict.reasons[0]
 
 
 def test_an_update_that_no_attack_had_time_for_is_not_called_safe(client, tmp_path):
