@@ -9,7 +9,7 @@ from typing import Any
 from experiments import _paper
 from experiments._fedleak.cells import cells, lacking, names
 from experiments._fedleak.inversions import PRINTED_ITERATIONS, UNNAMED
-from experiments._fedleak.jobs import DATASETS, Job, Sizes
+from experiments._fedleak.jobs import DATASETS, REDUCED_ITERATIONS, Job, Sizes, at_reduced_rate
 from experiments._fedleak.runs import UpdateJobs
 from experiments._ledger import fedleak_defenses
 from jaxleak.attacks import presets
@@ -27,9 +27,6 @@ LUNG = ("lc25000_lung", "the three lung classes of Lung-Colon Cancer")
 SMALL_LUNG = ("lc25000_lung32", "the three lung classes of Lung-Colon Cancer at 32 pixels")
 #: Part of a cell's note if other weights replace those of ImageNet.
 NO_WEIGHTS = "weights for pretrained"
-#: FedLeak as printed moves a pixel by at most 10,000 x 1e-4 = 1. Reduced runs of 100 iterations or more, with a rate
-#: that decays by a cosine, can move it as far: 100 x 0.02 / 2 = 1.
-REDUCED_ITERATIONS, REDUCED_RATE = 100, 0.02
 OUR_ITERATIONS = 200
 #: Tables that compare models. Their reduced problem keeps the models but makes them narrower.
 _COMPARE_MODELS = ("table8", "text-capacity-gain")
@@ -220,7 +217,7 @@ def _reduced(job: Job) -> Job:
     case = job.case
     if job.kind != "invert" or case.attack != "fedleak_paper" or case.iterations == PRINTED_ITERATIONS:
         return job
-    return replace(job, case=replace(case, optimizer="adam", step_size=min(REDUCED_RATE, 2 / case.iterations)))
+    return replace(job, case=at_reduced_rate(case))
 
 
 def _too_large(jobs: Sequence[Job]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments._fedleak.jobs import Job
+from experiments._fedleak.jobs import REDUCED_ITERATIONS, Job, at_reduced_rate
 from jaxleak.study.cells import score_named
 from jaxleak.study.ledger import Measurement, Variant
 from jaxleak.study.updates import Case, Federation, utility_of
@@ -36,9 +36,8 @@ def measurements() -> Iterator[Measurement]:
             score_named("test_accuracy", 100), (DATA,),
         )  # fmt: skip
         yield _psnr(name, "ours", case, f"{case.iterations} iterations of our preset on the first round{note}")
-        theirs = replace(
-            case, attack="fedleak_paper", labels="fedleak", optimizer="adam", step_size=0.02, iterations=100
-        )
+        printed = replace(case, attack="fedleak_paper", labels="fedleak", iterations=REDUCED_ITERATIONS)
+        theirs = at_reduced_rate(printed)
         what = f"{theirs.iterations} iterations of the printed preset, by Adam from {theirs.step_size:g} by a cosine"
         yield _psnr(name, "stand-in", theirs, f"{what}, on the first round{note}")
 

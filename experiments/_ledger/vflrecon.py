@@ -118,7 +118,7 @@ def _told(draft: _Draft) -> str:
     cases = [case for case, _ in draft.metrics]
     others = {case.optimizer for case in cases} - {"adam"}
     read = " ".join(score for _, score in draft.metrics)
-    defended = (case for case in cases if case.defense != "none")
+    defended = [case for case in cases if case.defense != "none"]
     with_r = any(of in read for of in (*STARTS, "_reconstructed"))
     notes = [
         draft.differs,
@@ -126,8 +126,7 @@ def _told(draft: _Draft) -> str:
         OPEN.format(cases[0].shadow_runs, cases[0].network_epochs) * with_r,
         "errors are means over features, where equation 6 divides by the records" * ("feature_mse" in read),
         "the attacker knows the defense" * ("_adaptive" in read),
-        "the top model's output is probabilities, which the paper does not say"
-        * any(case.top_output == "probabilities" for case in cases),
+        *dict.fromkeys(f"the top model's output is {c.top_output}, which the paper does not say" for c in defended),
         "the paper names the partition alone" * any(case.partition in ("gaussian", "gibbs") for case in cases),
         f"the accuracy after {cases[0].task_epochs} epochs, on the attacker's records" * ("task_" in read),
         FIGURE3 * draft.cell.startswith("text-fig3/"),

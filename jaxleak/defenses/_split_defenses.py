@@ -62,7 +62,7 @@ _THRESHOLD = "t_max = -t_min, in units of 1 / batch size, the largest size of an
 
 #: Every defense of vertical training, by name.
 SPLIT_DEFENSES: dict[str, SplitDefense] = {
-    "noise": SplitDefense(_noise("top_output"), 0.01, "variance of Gaussian noise on the top's output, the logits"),
+    "noise": SplitDefense(_noise("top_output"), 0.01, "variance of Gaussian noise on the top's output"),
     "noise_gradient": SplitDefense(
         _noise("top_output_gradient"), 0.01, "variance of Gaussian noise on the gradient of the top's output"
     ),
@@ -86,7 +86,7 @@ SPLIT_DEFENSES: dict[str, SplitDefense] = {
     ),
     "vfl_defender": SplitDefense(_defender("direction"), 1.0, f"{_THRESHOLD}, with one random size for every sample"),
     "vfl_defender_paper": SplitDefense(
-        _defender("paper"), 1.0, f"{_THRESHOLD}, with a random size for every entry, of the logits, 0 as negative"
+        _defender("paper"), 1.0, f"{_THRESHOLD}, with a random size for every entry, 0 as negative"
     ),
     "vfl_defender_batch": SplitDefense(_defender("batch"), 4.0, f"{_THRESHOLD}, with one random size for every batch"),
 }  # fmt: skip

@@ -65,7 +65,6 @@ from jaxleak.objectives._regularizers import (
 from jaxleak.objectives._row_space import row_space_distance
 
 __all__ = [
-    "negative_log_likelihood",
     "relative_total_variation",
     "row_space_distance",
     "regularized_gradient",
@@ -107,6 +106,7 @@ __all__ = [
     "matching_objective",
     "mean_l1",
     "mean_total_variation",
+    "negative_log_likelihood",
     "partial_distance",
     "profile_likelihood",
     "relative_l1",

@@ -210,7 +210,8 @@ def contradicted_by_truth(best: Answer | None, numbers: dict[str, Any], images: 
     if best.solved and (off > _OFF).any():
         lowest = min(s for place, s in enumerate(each) if counted[place])
         return _NOT_THE_SOLUTION.format((off > _OFF).sum(), len(best.x), off.max(), name, lowest)
-    nearest = [closest(images, shown[place], any_tones=bool(toned[place])) for place in np.flatnonzero(best.shown)]
+    unlike = [place for place in np.flatnonzero(best.shown) if each[place] <= limit]
+    nearest = [closest(images, shown[place], any_tones=bool(toned[place])) for place in unlike]
     wrong = [alike for alike in nearest if alike <= limit]
     return _CONTRADICTED.format(len(wrong), len(best.x), name, min(wrong)) if wrong else ""
 
