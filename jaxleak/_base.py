@@ -153,6 +153,8 @@ class Attack(NamedTuple):
     iterations: number of steps that the attack's schedules are made for, or None without schedules.
     made_of: a digest of the attack's settings, which binds the checkpoints of `jaxleak.audit.invert`; None binds
         nothing.
+    settings: a JSON object that describes the same settings by their names, with which a refusal says what differs;
+        None if there is none.
     """
 
     init: InitFn
@@ -160,6 +162,7 @@ class Attack(NamedTuple):
     reconstruct: ReconstructFn
     iterations: int | None = None
     made_of: str | None = None
+    settings: str | None = None
 
 
 class ProtocolState(NamedTuple):

@@ -17,6 +17,8 @@ from jaxleak._base import PyTree
 _LIBRARIES = ("jax", "jaxlib", "flax", "torch", "equinox")
 #: Packages whose functions are described by their names; those of all others, such as a user's, also by their code.
 _NAMED = (*_LIBRARIES, "jaxleak", "experiments", "optax", "numpy", "builtins", "functools", "operator")
+#: Types of values that describe themselves.
+_PLAIN = (bool, int, float, str)
 #: Characters that a message quotes of one entry of a configuration.
 _LONGEST = 200
 
@@ -46,9 +48,10 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
 
     A function is described by its name, its closure, its defaults and the object whose method it is, since settings are
     mostly functions that other functions have made. A function that is not from a known package is also described by
-    its bytecode, and by the numbers, texts, arrays and functions that it reads from its module, so that it can be told
-    from the same function before an edit. Another version of Python has other bytecode. An object that a function was
-    made of is described by its type and its fields.
+    its bytecode, and by what it reads from its module: numbers, texts, arrays, functions, lists and dictionaries, and
+    that module's classes and their objects. So it can be told from the same function before an edit. Another version of
+    Python has other bytecode. An object that a function was made of is described by its type and its fields, and a
+    class that is not from a known package also by its methods and by the numbers and texts that it holds.
 
     Args:
         value: the configuration.
@@ -59,7 +62,8 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return f"{value:.4g}" if coarse else value
+        # Optax's schedules turn a whole number of their closure into a float when they are first called.
+        return int(value) if value.is_integer() else f"{value:.4g}" if coarse else value
     if isinstance(value, dict):
         return {str(name): within(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -72,7 +76,8 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
     if not hasattr(value, "__qualname__"):
         if inside:  # a function may have been made of anything
             held = [] if id(value) in inside else _held_by(value)
-            return [_type_of(value), [inner(entry) for entry in held]] if held else _type_of(value)
+            of_type = _type_of(value) if _is_named(type(value)) else inner(type(value))
+            return [of_type, [inner(entry) for entry in held]] if held else of_type
         raise ValueError(
             "config must hold numbers, texts, functions, arrays, and lists and dictionaries of these, got "
             f"{type(value).__name__}"
@@ -85,7 +90,9 @@ def described(value: Any, inside: tuple[int, ...] = (), *, coarse: bool = False)
 
 
 def _made_of(function: Any) -> list[Any]:
-    """The values in a function's closure, its defaults, and the object whose method it is."""
+    """The values in a function's closure, its defaults, and the object whose method it is; or the parts of a class."""
+    if isinstance(function, type):
+        return [] if _is_named(function) else [part for base in function.__mro__ for part in _parts_of(base)]
     found = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != types.CellType()]
     found += [more for name in ("__defaults__", "__kwdefaults__") if (more := getattr(function, name, None))]
     if not _is_named(function):
@@ -124,11 +131,28 @@ def _digest_of_code(code: types.CodeType) -> str:
 
 
 def _read_by(function: Any, code: types.CodeType) -> dict[str, Any]:
-    """The numbers, texts, arrays and functions of its module that a function reads, by name."""
+    """What a function reads of its module, by name: plain values, functions, and classes and objects of the module."""
     read = {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
     given = {name: function.__globals__[name] for name in sorted(read) if name in function.__globals__}
-    plain = (bool, int, float, str, tuple, np.ndarray, np.generic, types.FunctionType, functools.partial)
-    return {name: value for name, value in given.items() if isinstance(value, plain) or _is_array(value)}
+    plain = (*_PLAIN, tuple, list, dict, np.ndarray, np.generic, types.FunctionType, functools.partial)
+
+    def counts(value: Any) -> bool:
+        kind = value if isinstance(value, type) else type(value)
+        return isinstance(value, plain) or _is_array(value) or kind.__module__ == function.__module__
+
+    return {name: value for name, value in given.items() if counts(value)}
+
+
+def _parts_of(kind: type) -> list[Any]:
+    """The methods of a class, and the numbers and texts that it holds; none of a known package's class."""
+    if _is_named(kind):
+        return []
+    parts = ((name, getattr(part, "__func__", getattr(part, "fget", part))) for name, part in vars(kind).items())
+    return [
+        {name: part}
+        for name, part in parts
+        if isinstance(part, types.FunctionType) or (isinstance(part, _PLAIN) and not name.startswith("__"))
+    ]
 
 
 def _is_array(value: Any) -> bool:
@@ -180,7 +204,7 @@ def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tupl
         folder: where the checkpoints are.
     """
     differing = [
-        _difference(name, then.get(name), now.get(name), fields.get(name, ()))
+        difference(name, then.get(name), now.get(name), fields.get(name, ()))
         for name in sorted(now.keys() | then.keys())
         if now.get(name) != then.get(name)
     ]
@@ -191,7 +215,7 @@ def check_same(now: dict[str, Any], then: dict[str, Any], fields: dict[str, tupl
         )
 
 
-def _difference(name: str, then: Any, now: Any, fields: tuple[str, ...]) -> str:
+def difference(name: str, then: Any, now: Any, fields: tuple[str, ...] = ()) -> str:
     """Say where two entries of a configuration first differ, since one entry may describe whole settings."""
     inside = ""
     if fields and isinstance(then, list) and len(then) == len(now):

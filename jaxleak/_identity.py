@@ -23,8 +23,12 @@ def of_key(key: jax.Array) -> str:
 
 def digest_of(settings: Any) -> str:
     """A digest of an attack's settings, without the last digits of numbers."""
-    described = json.dumps(_configuration.described(settings, (id(settings),), coarse=True))
-    return hashlib.sha256(described.encode()).hexdigest()
+    return hashlib.sha256(text_of(settings).encode()).hexdigest()
+
+
+def text_of(settings: Any) -> str:
+    """A description of an attack's settings in JSON, without the last digits of numbers."""
+    return json.dumps(_configuration.described(settings, (id(settings),), coarse=True))
 
 
 def of_arrays(tree: PyTree) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxleak import _processes
 from jaxleak._base import PyTree
-from jaxleak._configuration import ConfigMismatchError, check_same, described
+from jaxleak._configuration import ConfigMismatchError, check_same, described, difference
 from jaxleak._lock import FolderInUseError, lock_folder
 from jaxleak._orbax import quiet
 from jaxleak._replacing import replacing
@@ -32,9 +32,11 @@ DAMAGED = "damaged"
 #: In a checkpoint's folder, Orbax keeps the metadata of `save` in this file and the arrays in this subfolder.
 _METADATA_FILE, _ARRAYS = "_CHECKPOINT_METADATA", "default"
 #: Entries of that metadata: a checksum of the arrays, their shapes and dtypes; and the checkpoint's number, its
-#: configuration, its history, and what it was computed from.
+#: configuration, its history, what it was computed from, and the attack's settings.
 _CHECKSUM, _SHAPES, _DTYPES = "crc32", "shapes", "dtypes"
-_STEP, _OWNER, _HISTORY, _ORIGIN = "step", "configuration", "history", "origin"
+_STEP, _OWNER, _HISTORY, _ORIGIN, _SETTINGS = "step", "configuration", "history", "origin", "settings"
+#: What begins a text in that metadata. Orbax reads a text that is JSON, and changes the types of what is in it.
+_AS_TEXT = "JSON: "
 
 
 class Checkpoints:
@@ -69,6 +71,7 @@ class Checkpoints:
         self._fields = {name: tuple(getattr(value, "_fields", ())) for name, value in config.items()}
         self._owner = hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
         self._origin: dict[str, Any] = {}
+        self._settings: str | None = None
         try:
             if _processes.is_writer():
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -165,13 +168,15 @@ class Checkpoints:
         except ValueError:
             return {}
 
-    def bind(self, origin: dict[str, Any]) -> None:
+    def bind(self, origin: dict[str, Any], *, settings: str | None = None) -> None:
         """Record what the next checkpoints are computed from; `audit.run` and `audit.invert` call this.
 
         Checkpoints without such a record are accepted as they are.
 
         Args:
             origin: descriptions by `jaxleak._identity`, by the names that messages use; JSON-serialisable.
+            settings: the attack's settings by name, a JSON object. It refuses nothing, and says where settings differ
+                that `origin` finds to be others.
 
         Raises:
             ConfigMismatchError: if the newest checkpoint was computed from something else; the message names what
@@ -180,16 +185,16 @@ class Checkpoints:
         from jaxleak import _identity
 
         step = self.latest_step()
-        then = {} if step is None else self._metadata_if_any(step).get(_ORIGIN, {})
-        if then:
+        said = {} if step is None else self._metadata_if_any(step)
+        if then := said.get(_ORIGIN, {}):
             differing = [name for name, now in origin.items() if not _identity.same(now, dict(then).get(name))]
             if differing:
                 others = ", another ".join(differing)
                 raise ConfigMismatchError(
                     f"{self.folder} holds checkpoint {step} of another run, with another {others}; "
-                    "choose another folder or start over with fresh=True (--fresh)"
+                    f"choose another folder or start over with fresh=True (--fresh){_other_settings(said, settings)}"
                 )
-        self._origin = origin
+        self._origin, self._settings = origin, settings
 
     def save(self, step: int, tree: PyTree, history: dict[str, np.ndarray] | None = None) -> None:
         """Write checkpoint `step`.
@@ -210,6 +215,8 @@ class Checkpoints:
         said: dict[str, Any] = {_STEP: step, _OWNER: self._owner, _SHAPES: _shapes(tree), _DTYPES: _dtypes(tree)}
         if self._origin:
             said[_ORIGIN] = self._origin
+        if self._settings is not None:
+            said[_SETTINGS] = _AS_TEXT + self._settings
         if history:
             history = _storable(history)
             said[_HISTORY] = {name: [list(array.shape), array.dtype.name] for name, array in history.items()}
@@ -368,3 +375,14 @@ def _checksum(tree: PyTree) -> int | None:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def _other_settings(said: dict[str, Any], now: str | None) -> str:
+    """The end of a message that says which settings of a checkpoint's metadata are others now, if they are known."""
+    then = said.get(_SETTINGS)
+    if not isinstance(then, str) or now is None:
+        return ""
+    before, after = (json.loads(text.removeprefix(_AS_TEXT)) for text in (then, now))
+    names = [name for name in after if name in before and before[name] != after[name]]
+    differing = [difference(name, before[name], after[name]) for name in names]
+    return f". Settings that differ: {'; '.join(differing)}" if differing else ""

@@ -15,7 +15,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, loss_of
-from jaxleak._identity import digest_of
+from jaxleak._identity import digest_of, text_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
@@ -144,13 +144,15 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
         return _reconstruct(parts, state, observation)
 
-    return Attack(init, step, reconstruct, settings.iterations, digest_of((settings, _stated(share))))
+    stated = _stated(share)
+    digest = digest_of((settings, tuple(stated.values())))
+    return Attack(init, step, reconstruct, settings.iterations, digest, text_of(settings._asdict() | stated))
 
 
-def _stated(share: Share) -> tuple[object, ...]:
+def _stated(share: Share) -> dict[str, object]:
     """The client's attributes that a share states. Checkpoints use them to recognise the share."""
     names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
-    return tuple(getattr(share, name, None) for name in names)
+    return {name: getattr(share, name, None) for name in names}
 
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:

@@ -132,7 +132,8 @@ def epoch_copies(
             **{name: getattr(found, name)[:batch_size] for name in ("y", "score", "answered", "gradient_matched")},
         )
 
-    return Attack(init, step, reconstruct, settings.iterations, digest_of((engine.made_of, weight)))
+    digest = digest_of((engine.made_of, weight))
+    return Attack(init, step, reconstruct, settings.iterations, digest, engine.settings)
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:
