@@ -4,6 +4,7 @@ Every function takes `name=value` pairs, so that the message names the argument 
 `positive(batch_size=0)` raises `ValueError: batch_size must be > 0, got 0`.
 """
 
+import inspect
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -309,6 +310,20 @@ def functions(**named: Any) -> None:
     for name, value in named.items():
         if not (value is None or callable(value)):
             raise ValueError(f"{name} must be a function, got {kind_of(value)}")
+
+
+def takes(form: str, **named: Any) -> None:
+    """Raise `ValueError` unless every value is a function that can be called as `form`, such as "(key, leaf)"."""
+    functions(**named)
+    for name, value in named.items():
+        try:
+            signature = inspect.signature(value)
+        except (TypeError, ValueError):  # a function in C may not say what it takes
+            continue
+        try:
+            signature.bind(*form.strip("()").split(", "))
+        except TypeError as error:
+            raise ValueError(f"{name} must be a function of {form}, got one of {signature}") from error
 
 
 def optimizer(**named: Any) -> None:

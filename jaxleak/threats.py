@@ -28,18 +28,27 @@ __all__ = [
 
 
 class Threat(NamedTuple):
-    """What an attacker may see of each round."""
+    """What an attacker may see of each round.
 
-    index: bool = True  # type: ignore[assignment]  # which samples took part (data-index alignment)
-    labels: bool = False  # the true labels of the batch
-    statistics: bool = False  # activation statistics of the batch
-    running_statistics: bool = False  # running statistics of batch normalisation, if params hold any
-    # Paths of gradient leaves, such as "first/kernel", or of groups, such as "first" for all leaves below; None grants
-    # all.
+    Attributes:
+        index: whether it sees which samples took part (CAFE's data-index alignment).
+        labels: whether it sees the true labels of the batch.
+        statistics: whether it sees means and variances of the batch's activations.
+        running_statistics: whether it sees the running statistics of batch normalisation, if params hold any.
+        payload: paths of gradient leaves, such as "first/kernel", or of groups, such as "first" for all leaves below;
+            None grants all.
+        party: number of the party of split vertical learning that the attacker is: it sees its own record instead of
+            params and payload. None is no party.
+        label_holder: whether the attacker is the label holder of split vertical learning: it sees what its top model
+            receives.
+    """
+
+    index: bool = True  # type: ignore[assignment]
+    labels: bool = False
+    statistics: bool = False
+    running_statistics: bool = False
     payload: tuple[str, ...] | None = None
-    # The attacker is this party of split vertical learning: it sees its own record instead of params and payload.
     party: int | None = None
-    # The attacker is the label holder of split vertical learning: it sees what its top model receives.
     label_holder: bool = False
 
 

@@ -30,6 +30,7 @@ from jaxleak.defenses import (
     quantize,
     soteria,
     sparsify,
+    stateless,
     withhold_top,
 )
 from jaxleak.defenses._base import in_order
@@ -407,3 +408,22 @@ def test_complex_numbers_are_refused():
     defense = per_leaf("payload", lambda key, leaf: leaf * 1j)
     with pytest.raises(ValueError, match="must give real numbers, and makes complex ones in"):
         defense.apply(jax.random.key(0), PAYLOAD)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda: per_leaf("payload", lambda leaf: leaf),
+            r"change must be a function of \(key, leaf\), got .* \(leaf",
+        ),
+        (lambda: per_leaf("payload", 0.1), "change must be a function, got a float"),
+        (
+            lambda: stateless("payload", lambda key, payload, state: payload),
+            r"update must be a function of \(key, payload\), got one of \(key, payload, state\)",
+        ),
+    ],
+)
+def test_a_function_that_takes_other_arguments_is_refused_when_the_defense_is_made(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()

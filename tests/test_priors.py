@@ -79,3 +79,16 @@ def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_
         state = attack.init(jax.random.key(2), audit.template_of(batch))
         losses.append(jax.jit(attack.step)(jax.random.key(3), state, seen)[1]["loss"])
     assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("much", "tv must be a weight >= 0 or \"auto\", got 'much'"),
+        (-1.0, "tv must be >= 0"),
+        (None, "tv must be a"),
+    ],
+)
+def test_a_weight_that_is_none_is_refused_where_it_is_given(weight, message):
+    with pytest.raises(ValueError, match=message):
+        presets.fedleak(3).weighing(tv=weight)

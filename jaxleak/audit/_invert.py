@@ -122,9 +122,8 @@ def invert(
                 "length of the attack's schedules": attack.iterations,
                 "choice of settings": attack.made_of,
                 "start of the attack": _identity.of_arrays(state.attack),
-            },
-            settings=attack.settings,
-        )
+            }, settings=attack.settings,
+        )  # fmt: skip
         state, history = checkpoints.restore_with_history(state)
     # This needs shapes alone, and comes before hours go into an answer that could not be read.
     _require_answer(jax.eval_shape(ends.answers, state.attack, observation), template, restarts)

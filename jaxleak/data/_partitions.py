@@ -10,22 +10,37 @@ from jaxleak import _validate
 
 
 class TileLayout(NamedTuple):
-    """How images were cut into tiles; `assemble_tiles` needs nothing else to put them together."""
+    """How images were cut into tiles; `assemble_tiles` needs nothing else to put them together.
 
-    grid: tuple[int, int]  # rows and columns of tiles; party r * columns + c has the tile at (r, c)
-    height: int  # height of the images in pixels
+    Attributes:
+        grid: rows and columns of tiles; party r * columns + c has the tile at (r, c).
+        height: height of the images in pixels.
+        width: width of the images in pixels.
+        padded_height: the height after zeros were added at the bottom.
+        padded_width: the width after zeros were added at the right.
+        note: what was padded, in words for a report; empty when nothing was.
+    """
+
+    grid: tuple[int, int]
+    height: int
     width: int
-    padded_height: int  # after zeros were added at the bottom
-    padded_width: int  # after zeros were added at the right
-    note: str  # what was padded, in words for a report; empty when nothing was
+    padded_height: int
+    padded_width: int
+    note: str
 
 
 class ColumnLayout(NamedTuple):
-    """How the features of a table were dealt to parties."""
+    """How the features of a table were dealt to parties.
 
-    widths: tuple[int, ...]  # number of features of every party, before padding
-    padded_width: int  # features per party after zeros were added
-    note: str  # what was padded, in words for a report; empty when nothing was
+    Attributes:
+        widths: number of features of every party, before padding.
+        padded_width: features per party after zeros were added.
+        note: what was padded, in words for a report; empty when nothing was.
+    """
+
+    widths: tuple[int, ...]
+    padded_width: int
+    note: str
 
 
 def image_tiles(x: ArrayLike, parties: int, multiple: int = 1, pad: bool = True) -> tuple[np.ndarray, TileLayout]:

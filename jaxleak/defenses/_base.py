@@ -244,8 +244,9 @@ def stateless(
         mechanism: see `Defense`.
 
     Raises:
-        ValueError: on a place or mechanism that `Defense` refuses.
+        ValueError: on a place or mechanism that `Defense` refuses, or a function that does not take `(key, payload)`.
     """
+    _validate.takes("(key, payload)", update=update)
 
     def transform(
         updates: PyTree, state: optax.EmptyState, params: PyTree = None, *, key: jax.Array, **extra: object
@@ -273,8 +274,9 @@ def per_leaf(
         mechanism: see `Defense`.
 
     Raises:
-        ValueError: on a place or mechanism that `Defense` refuses.
+        ValueError: on a place or mechanism that `Defense` refuses, or a function that does not take `(key, leaf)`.
     """
+    _validate.takes("(key, leaf)", change=change)
 
     def update(key: jax.Array, payload: PyTree, **extra: object) -> PyTree:
         del extra

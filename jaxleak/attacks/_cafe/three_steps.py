@@ -96,27 +96,49 @@ class CafeOptions(NamedTuple):
     [0, `feature_scale`] as in the authors' code: V is of order 1/K times a small gradient, and a start far above it
     would take thousands of steps to fade. Samples start uniform in the box and are projected into it. See
     `fake_data_step` for labels and `truncated_tv` for xi.
+
+    Attributes:
+        batch_size: K < N; None checks K when the first batch is seen.
+        loops: "nested" runs Step I, then Step II, then Step III; "single" runs all in every iteration.
+        iterations: batches > 0 for Steps I and II of the nested loops; one number stands for both.
+        switch: whether the single loop passes on from step to step; False runs all steps on every batch.
+        thresholds: F1 and F2 >= 0 below which the single loop passes on.
+        output_learning_rate: rate > 0 of Step I; SGD is stable below 1/K.
+        feature_learning_rate: rate > 0 of Step II.
+        data_learning_rate: rate > 0 of Step III.
+        optimizers: optimisers of the three steps, each with a state per row.
+        alpha: weight >= 0 of the gradient distance; at 0 labels are not recovered.
+        beta: weight >= 0 of the total variation; must be 0 unless slices are images.
+        gamma: weight >= 0 of the representation term.
+        xi: total variation >= 0 of a tile below which the term of beta is off.
+        objective: replaces F3, and with it alpha, beta, gamma and xi.
+        inner_updates: updates > 0 of Step III per batch; k = 10 in ICLR 2021, section 4.4.
+        label_mode: "joint" recovers labels with the samples; "given" takes those that the threat grants; "fixed" keeps
+            those of the start.
+        box: range of the samples' values, or None.
+        output_scale: range > 0 of V's start.
+        feature_scale: range > 0 of H's start.
     """
 
-    batch_size: int | None = None  # K < N; None checks K when the first batch is seen
+    batch_size: int | None = None
     loops: Loops = "nested"
-    iterations: int | tuple[int, int] = 8000  # batches for Steps I and II of the nested loops, > 0; one number is both
-    switch: bool = True  # pass on from step to step; False runs all steps on every batch, in the single loop alone
-    thresholds: tuple[float, float] = (1e-9, 5e-9)  # F1 and F2 below which the single loop passes on, >= 0
-    output_learning_rate: float = 5e-3  # Step I, > 0; SGD is stable below 1/K
-    feature_learning_rate: float = 8e-3  # Step II, > 0
-    data_learning_rate: float = 2e-2  # Step III, > 0
-    optimizers: CafeOptimizers = CafeOptimizers()  # optimisers of the three steps, each with a state per row
-    alpha: float = 1e-2  # weight of the gradient distance, >= 0; at 0 labels are not recovered
-    beta: float = 1e-4  # weight of the total variation, >= 0; must be 0 unless slices are images
-    gamma: float = 1e-3  # weight of the representation term, >= 0
-    xi: float = 90.0  # total variation of a tile below which the term of beta is off, >= 0
-    objective: MatchingObjective | None = None  # replaces F3, and with it alpha, beta, gamma and xi
-    inner_updates: int = 1  # Step III updates per batch, k = 10 in ICLR 2021, section 4.4
+    iterations: int | tuple[int, int] = 8000
+    switch: bool = True
+    thresholds: tuple[float, float] = (1e-9, 5e-9)
+    output_learning_rate: float = 5e-3
+    feature_learning_rate: float = 8e-3
+    data_learning_rate: float = 2e-2
+    optimizers: CafeOptimizers = CafeOptimizers()
+    alpha: float = 1e-2
+    beta: float = 1e-4
+    gamma: float = 1e-3
+    xi: float = 90.0
+    objective: MatchingObjective | None = None
+    inner_updates: int = 1
     label_mode: LabelMode = "joint"
-    box: tuple[float, float] | None = (0.0, 1.0)  # range of the samples' values, or None
-    output_scale: float = 8e-4  # range of V's start, > 0
-    feature_scale: float = 8e-2  # range of H's start, > 0
+    box: tuple[float, float] | None = (0.0, 1.0)
+    output_scale: float = 8e-4
+    feature_scale: float = 8e-2
 
     @property
     def lengths(self) -> tuple[int, int]:

@@ -90,8 +90,8 @@ class Settings(NamedTuple):
                 settings lack is added.
 
         Raises:
-            ValueError: on an unknown name, or if the settings hold two priors of one name, so that the name is
-                ambiguous.
+            ValueError: on an unknown name, a weight that is neither a number >= 0 nor "auto", or if the settings hold
+                two priors of one name, so that the name is ambiguous.
         """
         names = [prior.name for _, prior in self.priors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
@@ -100,6 +100,10 @@ class Settings(NamedTuple):
         found |= {prior.name: (self.weight(prior.name), prior) for prior in priors}
         for name, weight in weights.items():
             _validate.one_of(tuple(dict.fromkeys((*MAKERS, *found))), prior=name)
+            if isinstance(weight, str) and weight != "auto":
+                raise ValueError(f'{name} must be a weight >= 0 or "auto", got {weight!r}')
+            if not isinstance(weight, str):
+                _validate.non_negative(**{name: weight})
             found[name] = (weight, found[name][1] if name in found else MAKERS[name]())
         order = [*MAKERS, *found]
         return self._replace(priors=tuple(sorted(found.values(), key=lambda entry: order.index(entry[1].name))))
