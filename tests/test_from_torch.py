@@ -451,3 +451,17 @@ def test_tied_weights_are_one_leaf_with_the_gradient_of_both(tmp_path):
     sent = capture.gradient_of(capture.load(tmp_path / "u"), variables["params"])
     found = audit.check_client(model, variables, sent, own, np.array([1]))
     assert {finding.name: finding.status for finding in found}["known images"] == "passed"
+
+
+def test_running_statistics_that_are_means_over_all_batches_are_pytorchs():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, momentum=None), nn.Flatten(), nn.Linear(12, 2)).train()
+    batches = torch.rand(3, 5, 1, 4, 4)
+    for batch in batches[:2]:
+        net(batch)
+    model, variables = models.from_torch(net, image_shape=(4, 4, 1))
+    assert net[1].momentum is None
+    out = model.apply(variables, batches[2].permute(0, 2, 3, 1).numpy(), mode="train")
+    net(batches[2])
+    for name in ("running_mean", "running_var"):
+        np.testing.assert_allclose(out.batch_stats[f"1.{name}"], getattr(net[1], name), rtol=1e-5, atol=1e-6)

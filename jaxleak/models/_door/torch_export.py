@@ -139,6 +139,7 @@ class _Graphs:
         self.module = copy.deepcopy(module).to("cpu").float().train(mode == "train")
         for name in eval_layers:
             _submodule(self.module, name).eval()
+        _state_momentum(self.module)
         # A module that uses Python's len(x), or a number computed from it, has a graph for a single size only.
         found = self._exported(2, of_any_size=True)
         self.of_any_size = found is not None
@@ -207,6 +208,16 @@ class _Graphs:
             parts[name].training = False
             self.evaluated.append(shown)
         return bool(drawing)
+
+
+def _state_momentum(module: Any) -> None:
+    """Give layers with momentum=None, whose running statistics are means over all batches, that of their next batch.
+
+    PyTorch reads this momentum off a counter of batches during a pass, which a graph cannot do.
+    """
+    for layer in module.modules():
+        if getattr(layer, "num_batches_tracked", None) is not None and layer.momentum is None:
+            layer.momentum = 1 / (int(layer.num_batches_tracked) + 1)
 
 
 def _reads_rows(module: Any, shape: tuple[int, ...]) -> bool:
