@@ -128,7 +128,7 @@ def _zeros(
             return Finding("zeros", "passed", f"{evidence} {why}")
         cause = (
             "frozen layers, a layer that was not recorded, a factor beside one of zeros (as in LoRA's first step), "
-            "or a defense that leaves entries out"
+            "images that are zero in every pixel, or a defense that leaves entries out"
         )
         options = f"--frozen {' '.join(zero_layers(leaves))}", "--update", "--defense"
         return Finding("zeros", "suspicious", evidence, cause, options)
