@@ -257,6 +257,18 @@ def test_an_exported_program_in_training_mode_is_trained():
             model.apply(variables, images(2)[1], mode="eval")
 
 
+def test_statistics_without_momentum_are_refused_with_the_way_out():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=None), nn.Flatten(), nn.Linear(144, 5))
+    with pytest.raises(ValueError, match=r"1 has momentum=None.* give the layer a momentum, such as 0\.1"):
+        models.from_torch(net, image_shape=(8, 8, 3))
+    net[1].momentum = 0.1
+    model, variables = models.from_torch(net, image_shape=(8, 8, 3))
+    gradient = gradient_of(model, variables, reference.uniform(2, 8, 8, 3), "train")[0]
+    net[1].momentum = 0.9
+    other = gradient_of(*models.from_torch(net, image_shape=(8, 8, 3)), reference.uniform(2, 8, 8, 3), "train")[0]
+    assert all(jnp.array_equal(gradient[name], other[name]) for name in gradient)
+
+
 class Fixed(nn.Module):
     """A network with a fixed normalisation, as in detection networks, and a choice of channels."""
 

@@ -177,6 +177,12 @@ class _Graphs:
                     f"PyTorch cannot export this module in mode {self.mode!r} for {size} images {self.shape}: "
                     f"{str(error).splitlines()[0]}"
                 )
+                if averaging := _averaging(self.module):
+                    raise RefusedError(
+                        f"{said}. {averaging} has momentum=None, so that a step divides by its number, which PyTorch "
+                        "cannot export: give the layer a momentum, such as 0.1, in a copy that is handed over. No "
+                        "gradient depends on it"
+                    ) from error
                 if _reads_rows(self.module, self.shape):
                     raise RefusedError(said + _FLATTEN) from error
                 raise ValueError(said) from error
@@ -207,6 +213,15 @@ class _Graphs:
             parts[name].training = False
             self.evaluated.append(shown)
         return bool(drawing)
+
+
+def _averaging(module: Any) -> str:
+    """The name of a layer of batch normalisation that trains with momentum=None; empty if there is none."""
+    for name, part in module.named_modules():
+        counts = part.training and getattr(part, "running_mean", None) is not None
+        if counts and getattr(part, "momentum", 0) is None:
+            return name
+    return ""
 
 
 def _reads_rows(module: Any, shape: tuple[int, ...]) -> bool:
