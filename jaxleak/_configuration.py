@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxleak._base import PyTree
 
-#: Packages whose objects are described by their types alone.
+#: Packages whose objects are described by their types alone, except modules of networks (`_is_module`).
 _LIBRARIES = ("jax", "jaxlib", "flax", "torch", "equinox")
 #: Packages whose functions are described by their names; those of all others, such as a user's, also by their code.
 _NAMED = (*_LIBRARIES, "jaxleak", "experiments", "optax", "numpy", "builtins", "functools", "operator")
@@ -160,12 +160,21 @@ def _is_array(value: Any) -> bool:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """The values of an object's fields; none for a library's objects, since their caches differ from run to run."""
-    if type(value).__module__.partition(".")[0] in _LIBRARIES:
+    """The values of an object's fields; none for most of a library's objects: their caches differ from run to run."""
+    if type(value).__module__.partition(".")[0] in _LIBRARIES and not _is_module(value):
         return []
     if dataclasses.is_dataclass(value):  # may have slots instead of a __dict__
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return list(getattr(value, "__dict__", {}).values())
+
+
+def _is_module(value: Any) -> bool:
+    """Whether a library's object is a module of Flax Linen or Equinox, whose fields do not change when it is called.
+
+    Strides, say, tell two networks apart whose weights have the same shapes. Modules of Flax NNX hold their state.
+    """
+    bases = ((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
+    return dataclasses.is_dataclass(value) and not {("flax", "Module"), ("equinox", "Module")}.isdisjoint(bases)
 
 
 def _type_of(value: Any) -> str:

@@ -3,6 +3,7 @@
 import json
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -100,6 +101,24 @@ distance = Distance().__call__
     assert described({"f": _compiled(source.replace("entry**2", "entry**3"))}) != first
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_modules_of_flax_are_told_apart_by_their_fields(stride):
+    """Weights have the same shapes for any stride, and a module may stand in a list of one's own module."""
+    source = "import flax.linen as nn\nLAYERS = [nn.Conv(2, (3, 3), strides=1)]\ndef distance(x):\n    return LAYERS"
+    of_list = described({"f": _compiled(source.replace("strides=1", f"strides={stride}"))})
+    assert (of_list == described({"f": _compiled(source)})) == (stride == 1)
+
+    def made(module):
+        return described({"f": lambda x, variables: module.apply(variables, x)})
+
+    net = nn.Sequential([nn.Conv(2, (3, 3), strides=stride), nn.relu])
+    before, x = made(net), jnp.ones((1, 4, 4, 1))
+    net.apply(net.init(jax.random.key(0), x), x)
+    assert made(net) == before
+    assert (made(nn.Sequential([nn.Conv(2, (3, 3)), nn.relu])) == before) == (stride == 1)
+    assert made(nn.Sequential([nn.Conv(2, (3, 3), strides=stride), nn.tanh])) != before
+
+
 def test_a_schedule_has_the_same_description_after_its_first_call():
     """Optax changes a closure of the schedule; a run would else not go on in the process that began it."""
     schedule = optax.cosine_decay_schedule(0.1, 4)
@@ -126,6 +145,7 @@ def test_an_inversion_does_not_go_on_with_an_edited_distance(tmp_path):
     secret = Batch(jnp.ones((1, 1, 2, 2, 1)) / 2, jnp.zeros(1, jnp.int32), jnp.arange(1))
     seen = Observation(jnp.zeros((), jnp.int32), variables, share(variables, secret))
     source = """
+import flax.linen as nn
 import jax
 WEIGHT = 1.0
 def distance(observed, simulated):

@@ -127,8 +127,8 @@ NAMES = {
     """,
     "jaxleak.study": """
         cell_reports cells default_out digest distributed files forget_when_many has_run ledger peak_memory_gb plots
-        print_metrics Progress provenance read_counters read_weights reports require_own_folder rows run_command runner
-        RunFolder sheets sources stopped_message StoppedBySignal
+        print_metrics Progress provenance read_weights read_weights_and_counters reports require_own_folder rows
+        run_command runner RunFolder sheets sources stopped_message StoppedBySignal
     """,
     "jaxleak.study.cell_reports": """
         finish_cells write_cells write_rows

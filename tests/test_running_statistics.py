@@ -11,7 +11,7 @@ from jaxleak import audit, capture, models, protocols
 from jaxleak.__main__ import main
 from jaxleak._tree import named_leaves
 from jaxleak.audit._checks.statistics import check_statistics
-from jaxleak.study import read_counters
+from jaxleak.study import read_weights_and_counters
 
 LAYERS = ("a", "b")
 WITHOUT = "--update without num_batches_tracked (more batches than steps)"
@@ -199,16 +199,19 @@ def test_an_audit_refuses_the_wrong_mode_before_any_other_check_unless_a_defense
     assert all(finding.name != "running statistics" for finding in other.findings)
 
 
-def test_the_command_compares_the_counters_of_both_files(tmp_path, capsys):
+def test_the_command_compares_the_counters_of_both_files(tmp_path, capsys, monkeypatch):
     model, variables = network(0.1, 0.1)
     before = {"w": np.asarray(variables["params"]["w"]), **named_leaves(variables["batch_stats"])}
     weights = {name.replace("/", "."): np.asarray(leaf) for name, leaf in before.items()} | counts({"a": 2, "b": 2})
     safetensors.numpy.save_file(weights, tmp_path / "w")
-    assert read_counters(tmp_path / "w", model) == counts({"a": 2, "b": 2})
+    assert read_weights_and_counters(tmp_path / "w", model)[1] == counts({"a": 2, "b": 2})
     sent = after(variables, counters={"a": 5, "b": 5})
     capture.save(tmp_path / "u", sent, kind="weights", learning_rate=0.1, batch_size=2)
     (tmp_path / "net.py").write_text("from test_running_statistics import network\nnet = network(0.1, 0.1)\n")
     options = ["--image", "4", "1", "1", "--classes", "4", "--out", str(tmp_path / "out"), "--minutes", "0.001"]
     files = ["--weights", str(tmp_path / "w"), "--update", str(tmp_path / "u")]
+    read, read_arrays = [], capture.read_arrays
+    monkeypatch.setattr(capture, "read_arrays", lambda path: read.append(path.name) or read_arrays(path))
     assert main(["audit", "--model", f"{tmp_path / 'net.py'}:net", *options, *files]) == 3
     assert f"Option: --local-steps 3, --local-epochs 3, or {WITHOUT}." in capsys.readouterr().out
+    assert read.count("w") == 1

@@ -35,7 +35,7 @@ NOT_MEASURED = {
     **dict.fromkeys(
         ("text-fig4-accuracy", "text-fig4-psnr"), f"{LACKING} the name of the defense, which is not printed"
     ),
-    "text-combined-defence": f"{LACKING} a run of DP-SGD together with Soteria on lung images, judged by eye in print",
+    "text-combined-defence": f"{LACKING} a run of DP-SGD and Soteria on lung images, judged by eye in the paper",
     "text-attack-cost": "minutes on one printed GPU do not compare with another device; seconds stand beside every run",
     "text-convergence": "read by eye off a figure; our curves are stored beside the figures",
     "text-secure-aggregation-cost": "cost of a cryptographic protocol, not of the attack",

@@ -72,8 +72,10 @@ def table3(base: SplitCase) -> Iterator[Cell]:
             continue
         case = dataset_case(base, name)
         if printed["id"].split("/")[1] == "li":
-            yield paper_cell(printed, case, f"{LABEL}_li_norm", note="by norms, of a share as in own records")
-            yield paper_cell(printed, case, f"{LABEL}_li_direction", suffix="#direction", note="by directions")
+            shares = "labels by the norms of cut gradients, as many positive ones as among the attacker's own records"
+            yield paper_cell(printed, case, f"{LABEL}_li_norm", note=shares)
+            note = "labels by the directions of cut gradients"
+            yield paper_cell(printed, case, f"{LABEL}_li_direction", suffix="#direction", note=note)
         else:
             yield paper_cell(printed, case, f"{LABEL}_shared")
 

@@ -20,7 +20,7 @@ from jaxleak._lock import lock_folder
 from jaxleak._own_files import file_of, is_own
 from jaxleak.audit import EXIT_STATUS, update, write_report
 from jaxleak.defenses import Defense
-from jaxleak.study import Progress, read_counters, read_weights, require_own_folder
+from jaxleak.study import Progress, read_weights_and_counters, require_own_folder
 from jaxleak.study.files import naming, write_json, write_npz
 from jaxleak.study.updates import kind_of_defense
 
@@ -47,7 +47,7 @@ def audit(options: argparse.Namespace) -> int:
     with Progress() as progress:
         sent = capture.load(options.update)
         model = model_of(options, sent.facts.eval_layers or ())
-        variables = read_weights(options.weights, model)
+        variables, counters = read_weights_and_counters(options.weights, model)
         truth = None if options.truth is None else read_truth(options.truth)
         facts = {
             field.name: getattr(options, field.name)
@@ -55,7 +55,6 @@ def audit(options: argparse.Namespace) -> int:
             if getattr(options, field.name, None) is not None
         }
         after_training = (options.kind or sent.facts.kind) == "weights"
-        counters = read_counters(options.weights, model) if after_training else None
         own = own_defense_of(options)
         with naming(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +62,7 @@ def audit(options: argparse.Namespace) -> int:
         verdict = update(
             model, variables, sent, minutes=options.minutes, truth=truth, out=options.out, seed=options.seed,
             fresh=options.fresh, show=progress.update, since=begin, own_defense=own,
-            counters=counters, **facts,
+            counters=counters if after_training else None, **facts,
         )  # fmt: skip
     print(f"\n{verdict.headline.upper()}")
     for reason in verdict.reasons:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jaxleak.study._programs import forget_when_many
     from jaxleak.study._progress import Progress, StoppedBySignal, stopped_message
     from jaxleak.study._provenance import digest, peak_memory_gb, provenance
-    from jaxleak.study._weights import read_counters, read_weights
+    from jaxleak.study._weights import read_weights, read_weights_and_counters
 
 _MODULE_OF = {
     **dict.fromkeys(("print_metrics", "run_command"), "_command"),
@@ -43,7 +43,7 @@ _MODULE_OF = {
     "forget_when_many": "_programs",
     **dict.fromkeys(("Progress", "StoppedBySignal", "stopped_message"), "_progress"),
     **dict.fromkeys(("digest", "peak_memory_gb", "provenance"), "_provenance"),
-    **dict.fromkeys(("read_counters", "read_weights"), "_weights"),
+    **dict.fromkeys(("read_weights", "read_weights_and_counters"), "_weights"),
     **{
         name: name
         for name in (
@@ -78,8 +78,8 @@ __all__ = [
     "plots",
     "print_metrics",
     "provenance",
-    "read_counters",
     "read_weights",
+    "read_weights_and_counters",
     "reports",
     "require_own_folder",
     "rows",

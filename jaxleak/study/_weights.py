@@ -12,7 +12,7 @@ from jaxleak.capture._arrays import COUNTER
 from jaxleak.capture._names import held_of, in_order
 from jaxleak.models._classifier import digest_of
 
-__all__ = ["read_counters", "read_weights"]
+__all__ = ["read_weights", "read_weights_and_counters"]
 
 
 def read_weights(path: Path, model: models.Classifier) -> PyTree:
@@ -27,10 +27,18 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
         ValueError: if a parameter is missing, of another shape or not finite. Also if the file has a constant of the
             network, such as a buffer of PyTorch's `FrozenBatchNorm2d`, with another value than the model.
     """
+    return read_weights_and_counters(path, model)[0]
+
+
+def read_weights_and_counters(path: Path, model: models.Classifier) -> tuple[PyTree, dict[str, np.ndarray]]:
+    """Same as `read_weights`, with PyTorch's counters of batches in that file by name; a folder or npz file has none.
+
+    The file is read once.
+    """
     like = jax.eval_shape(model.init, jax.random.key(0))
     if path.is_dir():
-        return models.load_weights(path, like)
-    arrays = _named_arrays(path, model, like["params"])
+        return models.load_weights(path, like), {}
+    arrays = in_order(capture.read_arrays(path)[0], model.listed, list(named_leaves(like["params"])), what=str(path))
     held = held_of(arrays, [name for name, _ in model.constants], None, what=str(path))
     for name, digest in model.constants:
         if name in held and digest_of(held[name]) != digest:
@@ -47,20 +55,4 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
     for leaf in jax.tree.leaves(variables):
         if not np.isfinite(np.asarray(leaf)).all():
             raise ValueError(f"{path} holds weights that are not finite")
-    return variables
-
-
-def read_counters(path: Path, model: models.Classifier) -> dict[str, np.ndarray]:
-    """Read PyTorch's counters of batches by name from the file that `read_weights` reads; none are in an npz file.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: if it cannot be read, or is a list that does not fit the model.
-    """
-    arrays = _named_arrays(path, model, jax.eval_shape(model.init, jax.random.key(0))["params"])
-    return {name: array for name, array in arrays.items() if name.endswith(COUNTER)}
-
-
-def _named_arrays(path: Path, model: models.Classifier, params: PyTree) -> dict[str, np.ndarray]:
-    arrays, _ = capture.read_arrays(path)
-    return in_order(arrays, model.listed, list(named_leaves(params)), what=str(path))
+    return variables, {name: array for name, array in arrays.items() if name.endswith(COUNTER)}

@@ -27,18 +27,30 @@ FeatureFn = Callable[[PyTree, jax.Array, jax.Array | None], jax.Array]
 
 
 class FeatureInversionOptions(NamedTuple):
-    """Settings of `invert_features`; the defaults recover natural image tiles of 14 to 32 pixels."""
+    """Settings of `invert_features`; the defaults recover natural image tiles of 14 to 32 pixels.
 
-    tolerance: float = 2e-6  # relative residual at which a slice is done
-    settled: float = 1e-3  # relative residual below which a slice is done once two steps in a row improve nothing
-    max_steps: int = 40  # Gauss-Newton steps per start
-    max_restarts: int = 4  # perturbed restarts from the best point of a slice that is not done
-    kick: float = 0.03  # standard deviation of the first perturbation, in the unit of the samples
-    max_cg: int = 16  # conjugate-gradient iterations per step
-    patience: int = 2  # checks without progress after which a step's inner iteration ends
-    batch_size: int | None = None  # slices advanced together; None: 1 on CPU (fastest there), 64 on accelerators
-    # Lowest and highest value that the attacker considers possible. None means [0, 1], the range of images, if there is
-    # an extractor, and no bound if features are the data, which are then known directly. (-inf, inf) is no bound.
+    Attributes:
+        tolerance: relative residual > 0 at which a slice is done.
+        settled: relative residual >= 0 below which a slice is done once two steps in a row improve nothing.
+        max_steps: Gauss-Newton steps per start, > 0.
+        max_restarts: perturbed restarts >= 0 from the best point of a slice that is not done.
+        kick: standard deviation >= 0 of the first perturbation, in the unit of the samples.
+        max_cg: conjugate-gradient iterations per step, > 0; they run two by two, so that an odd number runs one more.
+        patience: checks without progress, > 0, after which a step's inner iteration ends.
+        batch_size: slices advanced together; None is 1 on a CPU, which is fastest there, and 64 on accelerators.
+        bounds: lowest and highest value that the attacker considers possible. None means [0, 1], the range of images,
+            if there is an extractor, and no bound if features are the data, which are then known directly. (-inf, inf)
+            is no bound.
+    """
+
+    tolerance: float = 2e-6
+    settled: float = 1e-3
+    max_steps: int = 40
+    max_restarts: int = 4
+    kick: float = 0.03
+    max_cg: int = 16
+    patience: int = 2
+    batch_size: int | None = None
     bounds: tuple[float, float] | None = None
 
     def check(self) -> None:

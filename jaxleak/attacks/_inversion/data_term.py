@@ -17,20 +17,27 @@ from jaxleak.models._activations import Sharpness
 
 
 class Compared(NamedTuple):
-    """How far a candidate's update is from the observed one."""
+    """How far a candidate's update is from the observed one.
 
-    mask: PyTree  # the entries that were compared, so that a second evaluation can use the same; None is all
-    distance: jax.Array  # () the distance that is descended
-    misfit: jax.Array  # () decides whether the update counts as matched; no gradient flows through it
+    Attributes:
+        mask: the entries that were compared, so that a second evaluation can use the same; None is all.
+        distance: () the distance that is descended.
+        misfit: () decides whether the update counts as matched; no gradient flows through it.
+    """
+
+    mask: PyTree
+    distance: jax.Array
+    misfit: jax.Array
 
 
 class DataTerm(NamedTuple):
     """A comparison on one model.
 
-    compare: `(observation, x (B, H, W, channels), y (B, C) soft labels, mask or None, sharpness) -> Compared`.
-    matched_below: the misfit below which the update counts as matched.
-    simulate: `(observation, x, sharpness) -> payload`, for a comparison that does not know the client's loss; None if
-    the client's own share simulates the payload.
+    Attributes:
+        compare: `(observation, x (B, H, W, channels), y (B, C) soft labels, mask or None, sharpness) -> Compared`.
+        matched_below: the misfit below which the update counts as matched.
+        simulate: `(observation, x, sharpness) -> payload`, for a comparison that does not know the client's loss; None
+            if the client's own share simulates the payload.
     """
 
     compare: Callable[[Observation, jax.Array, jax.Array, PyTree, Sharpness], Compared]

@@ -44,21 +44,37 @@ def received(share: ClientShare, defense: Defense | None, samples: int) -> Recei
 
 
 class Case(NamedTuple):
-    """One audited update."""
+    """One audited update.
+
+    Attributes:
+        share: the client as stated.
+        observation: params and payload, and the label where these two show one without a head.
+        samples: number of samples of all local steps and clients.
+        store: where finished attacks are kept.
+        key: random key of the attacks and of the tests of their answers.
+        show: is told the progress.
+        defended: whether the client has changed its update, which breaks exact equations.
+        defense: the defense by which it did so, where that is known.
+        loss_known: whether the loss is the cross-entropy that attacks and checks simulate.
+        loss_shown: whether equations of the only sample have shown that the loss is the cross-entropy.
+        precision: the format in which the update was sent.
+        unknowns: how many numbers an answer leaves open besides the pixels: those of an unknown loss.
+        contradicted: what in the update contradicts the client's statement, in a sentence.
+    """
 
     share: ClientShare
-    observation: Observation  # params and payload, and the label where these two show one without a head
-    samples: int  # number of samples of all local steps and clients
+    observation: Observation
+    samples: int
     store: Store
     key: jax.Array
     show: Show
-    defended: bool = False  # whether the client has changed its update, which breaks exact equations
-    defense: Defense | None = None  # the defense by which it did so, where that is known
-    loss_known: bool = True  # whether the loss is the cross-entropy that attacks and checks simulate
-    loss_shown: bool = False  # whether equations of the only sample have shown that the loss is the cross-entropy
-    precision: Precision = FULL  # the format in which the update was sent
-    unknowns: int = 0  # how many numbers an answer leaves open besides the pixels: those of an unknown loss
-    contradicted: str = ""  # what in the update contradicts the client's statement, in a sentence
+    defended: bool = False
+    defense: Defense | None = None
+    loss_known: bool = True
+    loss_shown: bool = False
+    precision: Precision = FULL
+    unknowns: int = 0
+    contradicted: str = ""
 
     @property
     def received(self) -> Received:
