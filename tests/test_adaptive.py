@@ -49,6 +49,11 @@ def test_every_defense_of_a_client_has_an_attacker_who_knows_it(client, kind):
     assert found.share is not client[1] or found.settings.compare != SETTINGS.compare
 
 
+def test_the_name_of_a_defense_is_no_defense(client):
+    with pytest.raises(ValueError, match=r"^defense must be made by jaxleak\.defenses .* got 'gaussian', a text"):
+        adaptive.informed("gaussian", client[0], ClientShare(client[0]), presets.fedleak(3), batch_size=2)
+
+
 def test_what_nobody_can_know_is_refused(client):
     for unknown in (
         defenses.fake_gradients(3, reading="printed"),

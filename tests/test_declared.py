@@ -172,6 +172,36 @@ def test_every_refusal_of_random_rounding_names_the_declaration_that_passes():
     assert "law is not declared" in check_mechanism(passes, UPLOAD, key=KEY).uncompared
 
 
+def rotated(key, leaf):
+    """A random rotation of the rows of a matrix, which keeps all that their lengths and angles say."""
+    return leaf @ jnp.linalg.qr(jax.random.normal(key, (leaf.shape[-1],) * 2))[0] if leaf.ndim == 2 else leaf
+
+
+@pytest.mark.parametrize(
+    ("change", "random", "blind"),
+    [
+        (rotated, True, True),
+        (lambda key, leaf: leaf * jax.random.rademacher(key, leaf.shape), True, True),
+        (lambda key, leaf: jax.random.permutation(jax.random.key(3), leaf, axis=-1, independent=True), False, True),
+        (lambda key, leaf: jnp.sign(leaf), False, False),
+        (lambda key, leaf: leaf + 5.0, False, False),
+        (lambda key, leaf: 10 * leaf * jax.random.bernoulli(key, 0.1, leaf.shape), True, False),
+        (gaussian(0.1), True, False),
+    ],
+    ids=["rotation", "random signs", "fixed permutation", "signs", "offset", "one entry in ten", "noise"],
+)
+def test_a_replay_is_blind_exactly_where_what_arrives_does_not_follow_what_is_sent(change, random, blind):
+    found = check_mechanism(declaring(change, simulation=Replayed(random=random)), UPLOAD, key=KEY)
+    assert bool(found.blind) == blind
+    assert ("does not arrive as a similar change" in found.blind) == blind
+
+
+def test_no_built_in_defense_blinds_who_replays_it():
+    for bits in (8, 4, 1):
+        for stochastic in (False, True):
+            assert not check_mechanism(defenses.quantize(bits, stochastic=stochastic), UPLOAD, key=KEY).blind
+
+
 def test_what_is_no_defense_is_refused():
     with pytest.raises(ValueError, match=r"defense must be a Defense, as defenses\.per_leaf makes"):
         check_mechanism(gaussian(0.1), UPLOAD, key=KEY)

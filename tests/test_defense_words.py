@@ -38,6 +38,11 @@ def test_the_order_holds_what_an_attacker_knew_and_nothing_where_the_attack_read
         "Of 1 local step: soteria 1 (9.0 dB), gaussian 1 (12.0 dB).",
         "Of 1 local step, not ranked, since no attacker knew them: mine 1 (7.0 dB).",
     ]
+    blinding = row_of("mine", 7.0, psnr_adaptive=7.0, blind=True)
+    assert leak_order([row_of(None, 20.0), gaussian, blinding]) == [
+        "Of 1 local step: gaussian 1 (12.0 dB).",
+        "Of 1 local step, not ranked, since the attacker who knew them could make nothing of that: mine 1 (7.0 dB).",
+    ]
     assert len(leak_order(defended)) == 2
     assert len(leak_order([row_of(None, 8.9, recognised=0.1), *defended])) == 2
     (nothing,) = leak_order([row_of(None, 8.9), *defended])

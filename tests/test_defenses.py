@@ -427,3 +427,12 @@ def test_complex_numbers_are_refused():
 def test_a_function_that_takes_other_arguments_is_refused_when_the_defense_is_made(made, message):
     with pytest.raises(ValueError, match=message):
         made()
+
+
+def test_a_transform_that_makes_nan_or_returns_no_state_is_named():
+    payload = {"a": jnp.ones(3)}
+    with pytest.raises(FloatingPointError, match=r"the transform of a defense makes of a finite payload: .*\['a'\]"):
+        per_leaf("payload", lambda key, leaf: jnp.log(leaf - 2)).apply(jax.random.key(0), payload)
+    without_state = optax.GradientTransformationExtraArgs(lambda _: (), lambda updates, *_, **__: updates)
+    with pytest.raises(ValueError, match="must return a payload and its new state, a tuple of two, got a dict"):
+        Defense("payload", without_state).apply(jax.random.key(0), payload)

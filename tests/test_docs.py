@@ -6,12 +6,16 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
 
-from jaxleak import audit, metrics
+from jaxleak import Batch, Observation, attacks, audit, data, defenses, metrics, models, protocols
 from jaxleak._command.invert.run import keep_arrays
+from jaxleak.attacks import adaptive
+from jaxleak.attacks.client_updates import Gradients
+from jaxleak.defenses.mechanisms import Mechanism, Replayed
 from jaxleak.study import RunFolder, updates
 from jaxleak.study.updates import _inversions
 
@@ -171,7 +175,7 @@ def test_the_search_of_the_site_needs_no_other_host():
 
 
 def test_an_attack_and_a_defense_of_ones_own_are_taken_as_they_are_printed(tmp_path):
-    (program,) = programs("docs/your_attack.md")
+    program, _ = programs("docs/your_attack.md")
     file = tmp_path / program.splitlines()[0].removeprefix("# ")
     file.write_text(program)
     case = updates.Case(
@@ -184,6 +188,30 @@ def test_an_attack_and_a_defense_of_ones_own_are_taken_as_they_are_printed(tmp_p
     noise = updates.kind_of_defense(case.defense).build(case.strength)
     sent = noise.apply(jax.random.key(0), np.zeros(100_000, np.float32))
     assert np.std(sent) == pytest.approx(0.01, rel=0.02)
+
+
+def test_a_rotation_hides_nothing_from_a_distance_of_angles_and_all_from_who_replays_it():
+    def mirrored(key, leaf):
+        """A rotation that turns some outputs of each layer around."""
+        return leaf * jax.random.rademacher(key, leaf.shape[-1:]) if leaf.ndim > 1 else leaf
+
+    image = data.load("digits", n=1)
+    model = models.mlp(image.x.shape[1:], 10, widths=(64, 32), activation="sigmoid")
+    share, variables = protocols.ClientShare(model), model.init(jax.random.key(0))
+    secret = Batch(jnp.asarray(image.x)[:, None], jnp.asarray(image.y, jnp.int32), jnp.arange(1))
+    defense = defenses.per_leaf("payload", mirrored, mechanism=Mechanism(Replayed(random=True)))
+    sent = defense.apply(jax.random.key(1), share(variables, secret))
+    seen = Observation(jnp.zeros((), jnp.int32), variables, sent)
+    settings = run("docs/your_attack.md", 0, 2)["every_tensor_alike"](300)
+    known = adaptive.informed(defense, model, share, settings, batch_size=1)
+    own = settings._replace(compare=Gradients(run("docs/your_attack.md", 1, 2)["angles"])).weighing(tv=0.0)
+    psnr = []
+    for simulated, chosen in ((known.share, known.settings), (share, own)):
+        attack = attacks.inversion(model, simulated, chosen, batch_size=1)
+        found, _, _ = audit.invert(attack, seen, audit.template_of(secret), key=jax.random.key(2))
+        psnr.append(float(metrics.psnr(image.x, found.x[:, 0])[0]))
+    assert psnr[0] < metrics.grey_psnr(image.x)[0] + 3
+    assert psnr[1] > psnr[0] + 15
 
 
 def test_a_table_goes_on_where_it_was_and_takes_one_more_seed(tmp_path, monkeypatch, capsys):

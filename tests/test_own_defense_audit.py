@@ -69,6 +69,16 @@ def test_what_could_not_be_compared_is_said(client):
     assert "Replayed(random=True), whose law is not declared" in sentence
 
 
+def test_an_attacker_whom_the_defense_blinds_is_said(client):
+    def signs(key, leaf):
+        return leaf * jax.random.rademacher(key, leaf.shape)
+
+    blinding = per_leaf("payload", signs, mechanism=Mechanism(Replayed(random=True)))
+    told = audited(client, own_defense=blinding, defense="my own")
+    (sentence,) = (reason for reason in told.reasons if "learns next to nothing" in reason)
+    assert sentence.endswith("That this attacker finds little says nothing about the defense.")
+
+
 def failing(key, payload, **_):
     return {"no_such": payload["no_such"]}
 

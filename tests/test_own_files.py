@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxleak import _own_files
+from jaxleak._command.invert import report
 from jaxleak._command.invert.run import _folder_name
 from jaxleak._own_files import sources_of
 from jaxleak.checkpoint import ConfigMismatchError
@@ -30,6 +31,7 @@ from jaxleak.study.updates import (
     utility_of,
     victim,
 )
+from jaxleak.study.updates._own_defense import nobody_knew
 from jaxleak.study.updates._sources import sources_of_attack, sources_of_client, sources_of_update
 
 MINE = """
@@ -37,7 +39,7 @@ import jax
 import optax
 from jaxleak import Attack, defenses
 from jaxleak.attacks import presets
-from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism
+from jaxleak.defenses.mechanisms import GaussianNoise, Mechanism, Replayed
 from numbers_of_mine import FACTOR
 
 SETTINGS = presets.sapag(5)
@@ -97,6 +99,14 @@ def picky(strength):
 
 def deaf(strength):
     return defenses.per_leaf("payload", lambda key, leaf: leaf / 2 if strength < 1 else leaf)
+
+
+def shuffled(strength):
+    return defenses.per_leaf(
+        "payload",
+        lambda key, leaf: jax.random.permutation(key, leaf.ravel()).reshape(leaf.shape),
+        mechanism=Mechanism(Replayed(random=True)),
+    )
 
 
 listed = defenses.ClientDefense(noisy, (0.1, 0.2), "deviation")
@@ -262,6 +272,20 @@ def test_a_trade_off_says_who_attacked_a_defense_of_ones_own(file):
     assert about_defenses([known[0].case], adaptive=False)[0].startswith(f"No attacker knew {mine}listed: what leaks")
     (elsewhere,) = swept_points(base, [f"{file}:of_examples"], {f"{file}:of_examples": (0.5,)})
     assert "not all of which could be compared: the defense " in about_defenses([elsewhere.case])[0]
+
+
+def test_a_defense_that_blinds_the_attacker_who_knows_it_is_told_apart(file):
+    shuffled, noisy = (Case(defense=f"{file}:{name}", strength=0.5, **TINY) for name in ("shuffled", "listed"))
+    assert nobody_knew(shuffled)
+    assert not nobody_knew(noisy)
+    assert not nobody_knew(Case(defense=f"{file}:halved", strength=0.5, **TINY))  # declares nothing, as is said of it
+    told = about_defenses([shuffled])[0]
+    assert told.startswith(
+        f"The attacker who knows {file}:shuffled runs it on candidates of its own and learns next to"
+    )
+    assert report.of_informed(replace(shuffled, adaptive=True)).endswith(told)
+    assert report.of_informed(replace(noisy, adaptive=True)).endswith("compared with what the defense does.")
+    assert report.of_informed(noisy) == ""
 
 
 def test_a_trade_off_asks_of_a_defense_that_does_not_read_its_strength(file):

@@ -222,3 +222,12 @@ def test_only_large_images_are_filtered_unless_asked_for():
     np.testing.assert_array_equal(by_size(large), median_5x5(large))
     assert presets.fedleak_upstream(median_filter=True).enhance is median_5x5
     assert presets.fedleak_upstream(median_filter=False).enhance is None
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "many", 2.5])
+def test_a_number_of_iterations_is_checked_where_the_schedule_is_made(wrong):
+    for preset in (
+        presets.inverting_gradients, presets.sapag, presets.fedleak, presets.row_space, presets.fedleak_upstream,
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="iterations must be"):
+            preset(wrong)

@@ -75,12 +75,22 @@ def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def cosine_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
-    """Adam whose learning rate > 0 falls to zero along half a cosine."""
+    """Adam whose learning rate > 0 falls to zero along half a cosine.
+
+    Raises:
+        ValueError: if iterations is not a whole number > 0.
+    """
+    _validate.count(iterations=iterations)
     return optax.adam(optax.cosine_decay_schedule(learning_rate, iterations))
 
 
 def step_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
-    """Adam whose learning rate > 0 falls tenfold after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
+    """Adam whose learning rate > 0 falls tenfold after 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020).
+
+    Raises:
+        ValueError: if iterations is not a whole number > 0.
+    """
+    _validate.count(iterations=iterations)
     boundaries = {round(iterations * part / 8): 0.1 for part in (3, 5, 7)}
     return optax.adam(optax.piecewise_constant_schedule(learning_rate, boundaries))
 
@@ -116,7 +126,12 @@ def inverting_gradients(iterations: int = 4800, *, tv: float = 0.1) -> Settings:
 
 
 def sapag(iterations: int = 4000) -> Settings:
-    """SAPAG (Wang et al. 2020): the adaptive Gaussian-kernel distance, AdamW, labels optimised jointly."""
+    """SAPAG (Wang et al. 2020): the adaptive Gaussian-kernel distance, AdamW, labels optimised jointly.
+
+    Raises:
+        ValueError: if iterations is not a whole number > 0.
+    """
+    _validate.count(iterations=iterations)
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.05, iterations))
     return Settings(pixels("normal", box=None), Gradients(gaussian_kernel), optimizer, iterations, labels="joint")
 
@@ -223,7 +238,11 @@ def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
         iterations: steps of Adam at 0.03; the rate falls to zero over the last 30 %. Per image, 2,250 of them try
             shifts.
         far: try shifts by up to 12 pixels instead of 6, which takes 4,470 iterations per image; for several images.
+
+    Raises:
+        ValueError: if iterations is not a whole number > 0.
     """
+    _validate.count(iterations=iterations)
     held = round(0.7 * iterations)
     rate = optax.join_schedules(
         [optax.constant_schedule(0.03), optax.cosine_decay_schedule(0.03, max(1, iterations - held))], [held]
@@ -278,7 +297,11 @@ def fedleak_upstream(iterations: int = 10_000, *, median_filter: bool | None = N
         iterations: steps of AdamW with cosine decay, > 0.
         median_filter: filter the answer with a 5x5 median, as the published copy does; None filters images of at least
             `FILTERED_FROM` pixels in height and width.
+
+    Raises:
+        ValueError: if iterations is not a whole number > 0.
     """
+    _validate.count(iterations=iterations)
     optimizer = signed(optax.adamw(optax.cosine_decay_schedule(1e-2, iterations)))
     return Settings(
         generator_weights(),

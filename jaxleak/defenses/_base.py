@@ -124,14 +124,21 @@ class Defense(_Fields):
             The transformed payload, of the same types, and the new state.
 
         Raises:
-            FloatingPointError: if the payload is not finite. Inside jit values cannot be checked, and a non-finite
-                payload passes.
-            ValueError: if the transform changes the payload's tree or the shape of a leaf, or returns complex numbers;
-                the message names the leaf.
+            FloatingPointError: if the payload is not finite, or if the transform makes numbers of it that are not.
+                Inside jit values cannot be checked, and such numbers pass.
+            ValueError: if the transform does not return a payload and a state, changes the payload's tree or the shape
+                of a leaf, or returns complex numbers; the message names the leaf.
         """
         _validate.finite(_tree.concrete(payload), "payload")
-        shared, state = self.transform.update(payload, state, None, key=key, **extra)
+        made = self.transform.update(payload, state, None, key=key, **extra)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise ValueError(
+                "transform of a defense must return a payload and its new state, a tuple of two, got "
+                f"{_validate.kind_of(made)}"
+            )
+        shared, state = made
         _require_same_shapes(payload, shared)
+        _validate.finite(_tree.concrete(shared), "what the transform of a defense makes of a finite payload")
         # Noise is drawn in float32, and then the sum is rounded. Noise drawn in bfloat16 would take few different
         # values.
         return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), shared, payload), state

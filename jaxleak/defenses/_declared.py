@@ -1,6 +1,7 @@
 """Check whether a defense contradicts its declared mechanism, which would mislead an attacker who believes it."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -24,6 +25,8 @@ _RUNS = 4
 _ERRORS = 5.0
 #: Share of the largest entry below which a difference is rounding of float32.
 _ROUNDING = 1e-5
+#: Cosine between a change of a tensor and what arrives of it, below which who replays the defense cannot follow it.
+_FOLLOWED = 0.2
 #: What to declare for random numbers that are no noise of a known size beside the client's own entries.
 _RANDOM = "if the defense rounds at random, or draws in a way that no noise describes, simulation=Replayed(random=True)"
 
@@ -34,9 +37,12 @@ class MechanismComparison:
 
     Attributes:
         uncompared: what could not be compared, as a clause; "" if everything was.
+        blind: why an attacker who replays the defense learns next to nothing, as a clause; "" if it can learn. Such an
+            attacker takes what arrives to change as the upload does. A random rotation or permutation breaks that.
     """
 
     uncompared: str
+    blind: str = ""
 
     def __bool__(self) -> bool:
         """Whether everything was compared."""
@@ -49,7 +55,8 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> Mec
     Attackers who know a defense believe its mechanism. A wrong mechanism misleads them, and the defense looks better
     than it is. The check compares, leaf by leaf: whether the output is random; the size of Gaussian, Laplace and
     proportional noise; whether entries that arrive are the client's own (after the clip) if the mechanism says so; and
-    whether entries are left out. A wrong mechanism may still pass.
+    whether entries are left out. A wrong mechanism may still pass. Beside a `Replayed` mechanism it also measures
+    whether an attacker who believes it can learn anything (`MechanismComparison.blind`).
 
     Args:
         defense: as a client has it.
@@ -82,11 +89,43 @@ def check_mechanism(defense: Defense, payload: PyTree, *, key: jax.Array) -> Mec
     gaussian = mechanism.noise if isinstance(mechanism.noise, GaussianNoise) else GaussianNoise(1.0)
     if not any(arrived):
         return MechanismComparison("no entry arrives")
+    blind = _blind(defense, payload, keys) if isinstance(mechanism.simulation, Replayed) else ""
     if _replays_noise(mechanism):
-        return MechanismComparison("the simulation draws numbers, Replayed(random=True), whose law is not declared")
+        law = "the simulation draws numbers, Replayed(random=True), whose law is not declared"
+        return MechanismComparison(law, blind)
     if mechanism.carries:
-        return MechanismComparison("entries are carried over from earlier rounds, and one round was run")
-    return MechanismComparison("" if gaussian.decay == 1 else "the noise decays over the rounds, and one round was run")
+        return MechanismComparison("entries are carried over from earlier rounds, and one round was run", blind)
+    decays = "" if gaussian.decay == 1 else "the noise decays over the rounds, and one round was run"
+    return MechanismComparison(decays, blind)
+
+
+def _blind(defense: Defense, payload: PyTree, keys: jax.Array) -> str:
+    """The clause of `MechanismComparison.blind`: whether most entries are in tensors whose changes do not arrive.
+
+    The derivative of an attacker who replays a defense ignores it. So a change of a tensor has to arrive as a similar
+    change, on average over keys; the two uploads that are compared are defended with the same key.
+    """
+    rng = np.random.default_rng(np.ravel(jax.random.key_data(keys)))  # not a seed that the payload may come from
+    changed = jax.tree.map(lambda leaf: _scaled(leaf, rng.standard_normal(np.shape(leaf))), payload)
+    cosines = []
+    for scale, key in itertools.product(_SCALES, keys):
+        before, after = (jax.tree.map(lambda leaf, c=scale: _scaled(leaf, c * leaf), own) for own in (payload, changed))
+        arrived = zip(_leaves(defense.apply(key, after)), _leaves(defense.apply(key, before)), strict=True)
+        sent = zip(_leaves(after), _leaves(before), strict=True)
+        cosines.append([_cosine(a - b, c - d) for (a, b), (c, d) in zip(arrived, sent, strict=True)])
+    sizes = np.array([np.size(leaf) for leaf in jax.tree.leaves(payload)])
+    lost = sizes[np.mean(cosines, axis=0) < _FOLLOWED].sum() / sizes.sum()
+    if lost <= 0.5:
+        return ""
+    return f"in tensors with {lost:.0%} of the entries, a change of the upload does not arrive as a similar change"
+
+
+def _scaled(leaf: PyTree, values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, np.asarray(leaf).dtype)
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-30))
 
 
 def _unknown(mechanism: Mechanism) -> str:

@@ -10,8 +10,9 @@ from jaxleak.attacks.client_updates import MATCHED_BELOW
 from jaxleak.study import Progress, RunFolder, plots
 from jaxleak.study._data_names import data_in_short
 from jaxleak.study.reports import Measure, Section, command_line, markdown_table, measured, write_markdown
-from jaxleak.study.updates import RECOGNISED_ABOVE, Outcome, resolved
+from jaxleak.study.updates import RECOGNISED_ABOVE, Case, Outcome, resolved
 from jaxleak.study.updates._described import settings_in_rows
+from jaxleak.study.updates._own_defense import believed_mechanism
 
 _AGREEMENT = (
     "Agreement is the SSIM between the images of the two best independent starts: evidence that an image is right "
@@ -186,4 +187,10 @@ def _method(options: Args, granted: str) -> str:
         client += f" and defended it with {case.defense} of strength {case.strength:g}, {knows}"
     starts = "one start" if case.restarts == 1 else f"{case.restarts} independent starts"
     found = f"{client}. The attacker is granted {granted}. The attack {case.attack} searched from {starts}."
-    return f"{found} {resolved(case).knows_noise}".rstrip()
+    return f"{found} {of_informed(case)}".rstrip()
+
+
+def of_informed(case: Case) -> str:
+    """Say what an attacker who knows the defense compares by, and how far a user's own mechanism can be believed."""
+    believes = believed_mechanism(case) if case.adaptive and case.own_defense else ""
+    return f"{resolved(case).knows_noise} {believes}".strip()

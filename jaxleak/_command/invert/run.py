@@ -75,7 +75,7 @@ def main(args: Args) -> dict[str, float]:
     for seed in args.seeds:
         folder.sources.bind(sources_of_update(case, seed))
     print(f"the attacker is granted: {threat}")
-    if knows := resolved(case).knows_noise:
+    if knows := report.of_informed(case):
         print(knows)
     outcomes = []
     folder.log_again()

@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from jaxleak._base import PyTree, Share, total_steps
 from jaxleak.defenses import Defense
+from jaxleak.defenses._base import one_defense
 from jaxleak.defenses.mechanisms import RankedNoise, Replayed
 from jaxleak.models import Classifier
 
@@ -30,6 +31,7 @@ def require_known(defense: Defense, share: Share) -> None:
         defense: as the client has it.
         share: what the client computes before its defense.
     """
+    one_defense(defense=defense)
     mechanism = defense.mechanism
     if mechanism is None:
         raise ValueError(

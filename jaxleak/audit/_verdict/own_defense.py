@@ -62,7 +62,13 @@ def known_defense(
     _require_known(own, share)
     with _failing_by_name():
         compared = check_mechanism(own, _normal(variables["params"]), key=jax.random.key(0))
-    believes = f"The attacker who knows the defense ({known.defense}) believes the mechanism that it declares"
+    knows = f"The attacker who knows the defense ({known.defense})"
+    if compared.blind:
+        return own, [
+            f"{knows} runs it on candidates of its own and learns next to nothing: {compared.blind}. That this "
+            "attacker finds little says nothing about the defense."
+        ]
+    believes = f"{knows} believes the mechanism that it declares"
     if compared:
         return own, [f"{believes}, which was compared with what the defense does to random numbers."]
     return own, [

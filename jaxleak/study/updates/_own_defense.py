@@ -42,18 +42,12 @@ def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]
         if case.defense is None or not case.own_defense:
             continue
         name, made = case.defense, kind_of_defense(case.defense).build(case.strength)
-        believes = f"The attacker who knows {name} believes its mechanism"
         if not adaptive:
             text = f"No attacker knew {name}: what leaks through it may be more."
         elif made.mechanism is None:
             text = f"{name} declares no mechanism, so no attacker knew it: what leaks through it may be more."
-        elif compared := compared_with_mechanism(case):
-            text = f"{believes}, which was compared with what the defense does."
         else:
-            text = (
-                f"{believes}, not all of which could be compared: {compared.uncompared}. If it is wrong, more leaks "
-                "than the numbers say."
-            )
+            text = believed_mechanism(case)
         said[text] = None
         if made.encode is dense:
             said[f"{name} states no encoding, so that its bits per entry are those of 32-bit numbers."] = None
@@ -63,6 +57,37 @@ def about_defenses(cases: Sequence[Case], *, adaptive: bool = True) -> list[str]
             )
             said[text] = None
     return list(said) + _deaf_to_strength(cases)
+
+
+def believed_mechanism(case: Case) -> str:
+    """Write a sentence on what an attacker who knows a user's own defense believes, and on how far to trust it.
+
+    Args:
+        case: case that names a defense of the user's own, which declares a mechanism.
+
+    Raises:
+        ValueError: if the defense does not do what it declares.
+    """
+    knows, compared = f"The attacker who knows {case.defense}", compared_with_mechanism(case)
+    if compared.blind:
+        return (
+            f"{knows} runs it on candidates of its own and learns next to nothing: {compared.blind}. The leak to this "
+            "attacker says nothing about the defense: attack by a distance that the defense does not change."
+        )
+    if compared:
+        return f"{knows} believes its mechanism, which was compared with what the defense does."
+    return (
+        f"{knows} believes its mechanism, not all of which could be compared: {compared.uncompared}. If it is wrong, "
+        "more leaks than the numbers say."
+    )
+
+
+def nobody_knew(case: Case) -> bool:
+    """Whether even an attacker who is told a user's own defense can make nothing of it."""
+    if case.defense is None or not case.own_defense:
+        return False
+    mechanism = kind_of_defense(case.defense).build(case.strength).mechanism
+    return mechanism is not None and bool(compared_with_mechanism(case).blind)
 
 
 def keeps_state(defense: defenses.Defense) -> bool:

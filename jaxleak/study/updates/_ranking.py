@@ -56,7 +56,10 @@ def reads_nothing(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
 
 
 def leak_order(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences that rank defenses by their leak; defenses that no attacker knew are listed apart and not ranked.
+    """Sentences that rank defenses by their leak.
+
+    Defenses that no attacker knew, and those of which an attacker who knew them could make nothing, are listed apart
+    and not ranked.
 
     Args:
         rows: rows of one study that ran.
@@ -68,9 +71,13 @@ def leak_order(rows: Sequence[dict[str, Any]]) -> list[str]:
             said.append(f"Of {of_steps}: no order. {silent[steps]}")
             continue
         best = sorted((row for row in those if row["defense"]), key=lambda row: row["leak"])
-        known = [row for row in best if math.isfinite(row.get("psnr_adaptive", math.nan))]
-        others = [row for row in best if row not in known]
-        parts = ((known, ""), (others, ", not ranked, since no attacker knew them"))
+        told = [row for row in best if math.isfinite(row.get("psnr_adaptive", math.nan))]
+        blind = [row for row in told if row.get("blind")]
+        parts = (
+            ([row for row in told if row not in blind], ""),
+            (blind, ", not ranked, since the attacker who knew them could make nothing of that"),
+            ([row for row in best if row not in told], ", not ranked, since no attacker knew them"),
+        )
         said += [f"Of {of_steps}{what}: {', '.join(map(_leak, part))}." for part, what in parts if part]
     return said
 

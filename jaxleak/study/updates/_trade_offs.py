@@ -23,7 +23,7 @@ from jaxleak.study.runner import ByType, Runner, runner_in
 from jaxleak.study.updates._case import Case
 from jaxleak.study.updates._federation import Federation, Utilities, Utility, utility_of
 from jaxleak.study.updates._inversions import Inversion, Inversions
-from jaxleak.study.updates._own_defense import kind_of_defense
+from jaxleak.study.updates._own_defense import kind_of_defense, nobody_knew
 
 #: Scores of an attack in a row. The suffix `_adaptive` marks the attacker who knows the defense, and `_adaptive_weak`
 #: the attacker who knows the noise and has a weak prior.
@@ -174,6 +174,7 @@ def _measured(
     accuracies = [scores["test_accuracy"] for scores in trainings]
     row = {**_statistics("accuracy", accuracies), "diverged": int(np.isnan(accuracies).sum())}
     row["bits_per_entry"] = utilities.bits_per_entry(point.case)
+    row |= {"blind": True} if nobody_knew(point.case) else {}
     for suffix, of_attack in zip(_SUFFIXES, attacks, strict=False):
         for name in SHOWN:
             row |= _statistics(f"{name}{suffix}", [scores[name] for scores in of_attack])
