@@ -69,6 +69,13 @@ __all__ = [
 ]
 
 
+def _check_length(iterations: float) -> None:
+    """Refuse a length of schedules that is no number of iterations; `attacks.inversion` refuses 2.0 for 2."""
+    _validate.positive(iterations=iterations)
+    if iterations % 1:
+        _validate.count(iterations=iterations)  # type: ignore[arg-type]
+
+
 def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Feed the optimizer the signs of the gradients only (Geiping et al. 2020)."""
     return optax.chain(optax.scale_by_sign(), optimizer)
@@ -80,7 +87,7 @@ def cosine_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTr
     Raises:
         ValueError: if iterations is not a whole number > 0.
     """
-    _validate.count(iterations=iterations)
+    _check_length(iterations)
     return optax.adam(optax.cosine_decay_schedule(learning_rate, iterations))
 
 
@@ -90,7 +97,7 @@ def step_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTran
     Raises:
         ValueError: if iterations is not a whole number > 0.
     """
-    _validate.count(iterations=iterations)
+    _check_length(iterations)
     boundaries = {round(iterations * part / 8): 0.1 for part in (3, 5, 7)}
     return optax.adam(optax.piecewise_constant_schedule(learning_rate, boundaries))
 
@@ -131,7 +138,7 @@ def sapag(iterations: int = 4000) -> Settings:
     Raises:
         ValueError: if iterations is not a whole number > 0.
     """
-    _validate.count(iterations=iterations)
+    _check_length(iterations)
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.05, iterations))
     return Settings(pixels("normal", box=None), Gradients(gaussian_kernel), optimizer, iterations, labels="joint")
 
@@ -242,7 +249,7 @@ def row_space(iterations: int = 4250, *, far: bool = False) -> Settings:
     Raises:
         ValueError: if iterations is not a whole number > 0.
     """
-    _validate.count(iterations=iterations)
+    _check_length(iterations)
     held = round(0.7 * iterations)
     rate = optax.join_schedules(
         [optax.constant_schedule(0.03), optax.cosine_decay_schedule(0.03, max(1, iterations - held))], [held]
@@ -301,7 +308,7 @@ def fedleak_upstream(iterations: int = 10_000, *, median_filter: bool | None = N
     Raises:
         ValueError: if iterations is not a whole number > 0.
     """
-    _validate.count(iterations=iterations)
+    _check_length(iterations)
     optimizer = signed(optax.adamw(optax.cosine_decay_schedule(1e-2, iterations)))
     return Settings(
         generator_weights(),
@@ -409,6 +416,6 @@ def preset(name: str, iterations: int | None = None, **options: Any) -> Settings
     """
     _validate.one_of(PRESETS, preset=name)
     if iterations is not None:
-        _validate.count(iterations=iterations)
+        _check_length(iterations)
         options["iterations"] = iterations
     return PRESETS[name](**options)
