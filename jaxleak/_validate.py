@@ -313,15 +313,17 @@ def functions(**named: Any) -> None:
 
 
 def takes(form: str, **named: Any) -> None:
-    """Raise `ValueError` unless every value is a function that can be called as `form`, such as "(key, leaf)"."""
+    """Raise `ValueError` unless every value is a function that can be called as `form`, such as "(key, **extra)"."""
     functions(**named)
     for name, value in named.items():
         try:
             signature = inspect.signature(value)
         except (TypeError, ValueError):  # a function in C may not say what it takes
             continue
+        alone = [key for key, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
+        places, _, extra = form.strip("()").partition(", **")
         try:
-            signature.bind(*form.strip("()").split(", "))
+            signature.bind(*places.split(", "), **(dict.fromkeys([*alone, "any other"]) if extra else {}))
         except TypeError as error:
             raise ValueError(f"{name} must be a function of {form}, got one of {signature}") from error
 

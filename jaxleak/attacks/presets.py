@@ -76,6 +76,7 @@ def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 def cosine_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
     """Adam whose learning rate > 0 falls to zero along half a cosine."""
+    _validate.count(iterations=iterations)
     return optax.adam(optax.cosine_decay_schedule(learning_rate, iterations))
 
 
