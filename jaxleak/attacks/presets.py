@@ -75,7 +75,11 @@ def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformat
 
 
 def cosine_decay_adam(learning_rate: float, iterations: int) -> optax.GradientTransformation:
-    """Adam whose learning rate > 0 falls to zero along half a cosine."""
+    """Adam whose learning rate > 0 falls to zero along half a cosine.
+
+    Raises:
+        ValueError: unless the number of iterations is whole and > 0.
+    """
     _validate.count(iterations=iterations)
     return optax.adam(optax.cosine_decay_schedule(learning_rate, iterations))
 
