@@ -313,19 +313,19 @@ def functions(**named: Any) -> None:
 
 
 def takes(form: str, **named: Any) -> None:
-    """Raise `ValueError` unless every value is a function of `form`, such as "(key, leaf)", and of any keywords."""
+    """Raise `ValueError` unless every value is a function that can be called as `form`, such as "(key, **extra)"."""
     functions(**named)
     for name, value in named.items():
         try:
             signature = inspect.signature(value)
         except (TypeError, ValueError):  # a function in C may not say what it takes
             continue
-        given = len(form.split(","))
-        places = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed = sum(p.default is p.empty for p in places)
-        any_number = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
-        if needed > given or (len(places) < given and not any_number):
-            raise ValueError(f"{name} must be a function of {form}, got one of {signature}")
+        alone = [key for key, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
+        places, _, extra = form.strip("()").partition(", **")
+        try:
+            signature.bind(*places.split(", "), **(dict.fromkeys([*alone, "any other"]) if extra else {}))
+        except TypeError as error:
+            raise ValueError(f"{name} must be a function of {form}, got one of {signature}") from error
 
 
 def optimizer(**named: Any) -> None:

@@ -76,8 +76,9 @@ def test_what_nobody_can_know_is_refused(client):
     assert alone.mechanism == defenses.quantize(8).mechanism is not None
     with pytest.raises(ValueError, match="batch_size"):
         adaptive.informed(alone, client[0], client[1], SETTINGS, batch_size=0)
-    with pytest.raises(ValueError, match="round"):
-        informed(client, alone, round=-1)
+    for number, message in ((-1, "round must be >= 0"), (0.5, "round must be a whole number")):
+        with pytest.raises(ValueError, match=message):
+            adaptive.informed(alone, client[0], client[1], SETTINGS, batch_size=2, round=number)
     steps = ClientShare(client[0], local_steps=3)
     for inside in (defenses.dp_sgd(), defenses.feature_dropout(0.5)):
         with pytest.raises(ValueError, match="needs one local step in all, got 3"):

@@ -420,8 +420,9 @@ def test_complex_numbers_are_refused():
         (lambda: per_leaf("payload", 0.1), "change must be a function, got a float"),
         (
             lambda: stateless("payload", lambda key, payload, state: payload),
-            r"update must be a function of \(key, payload\), got one of \(key, payload, state\)",
+            r"update must be a function of \(key, payload, \*\*extra\), got one of \(key, payload, state\)",
         ),
+        (lambda: stateless("payload", lambda key, payload: payload), r"update must be .* got one of \(key, payload\)"),
     ],
 )
 def test_a_function_that_takes_other_arguments_is_refused_when_the_defense_is_made(made, message):

@@ -115,6 +115,22 @@ def test_the_option_asks_for_it(weight, copies):
     assert state.variables["x"].shape == (copies * 2, 4, 4, 1)
 
 
+def test_attacks_with_other_rules_or_weights_are_told_apart():
+    """A checkpoint of one rule would else go on with the labels of another one."""
+    model = reference.sigmoid_mlp()
+    share = protocols.ClientShare(model, local_steps=2, local_epochs=2)
+
+    def identity(labels, weight=0.3):
+        settings = presets.fedleak(3)._replace(labels=labels)
+        made = attacks.epoch_copies(model, share, settings, batch_size=4, weight=weight)
+        return made.made_of, made.settings
+
+    of_all = [identity("calibrated"), identity("bias_rule"), identity("given"), identity("calibrated", 0.5)]
+    for entries in zip(*of_all, strict=True):
+        assert len(set(entries)) == 4
+    assert identity("calibrated") == of_all[0]
+
+
 def test_what_copies_cannot_serve_is_refused():
     model = reference.sigmoid_mlp()
     settings = presets.fedleak(3)

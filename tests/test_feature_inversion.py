@@ -108,6 +108,22 @@ def test_slices_come_back_from_ridge_and_from_grey(invert, features, truth, from
         assert reference.psnr_by_hand(result.x, truth)[certified].min() > 60
 
 
+@pytest.mark.parametrize(("start", "wanted", "found"), [(0.0, (-0.5, 0.6), (0.0, 0.2)), (1.0, (1.5, 0.2), (1.0, 0.6))])
+def test_a_pixel_that_is_held_at_its_bound_leaves_the_best_values_to_the_others(start, wanted, found):
+    """Clipping a step of all pixels would leave the second one at its wanted value, which is not the best any more."""
+    mixed = jnp.array([[1.0, 0.0], [0.8, 0.6]])
+
+    def features(_, x, temperature):
+        del temperature
+        return x @ mixed
+
+    h, begun = (jnp.array([row]) for row in (wanted, (start, 0.5)))
+    result = invert_features(
+        features, None, h @ mixed, begun, keys=jax.random.split(jax.random.key(0), 1), options=ONE_STEP
+    )
+    np.testing.assert_allclose(result.x[0], found, atol=1e-5)
+
+
 def test_residuals_are_truthful_and_pixels_in_range(features, truth, invert, from_ridge):
     # Both properties must hold even for a start far outside the box and for a target that no image has.
     odd = invert(-features(truth), 5 * truth - 2, QUICK)

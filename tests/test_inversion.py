@@ -85,6 +85,18 @@ def test_the_answer_is_the_better_of_the_best_and_the_last_iterate(attack, obser
     assert found.score[0] < 1e-4
 
 
+@pytest.mark.parametrize(("sharpness", "kept"), [(jnp.inf, True), (4.0, False)])
+def test_losses_of_another_sharpness_do_not_compare(attack, observed, sharpness, kept):
+    """The loss of a smooth model may be lower than any of the exact one, and would keep an early iterate for good."""
+    _, seen, truth = observed
+    state = jax.jit(attack.init)(jax.random.key(0), audit.template_of(truth))
+    lowest = state._replace(best_loss=jnp.float32(-1), best_sharpness=jnp.float32(sharpness))
+    lowest = lowest._replace(best={**state.variables, "x": 1 - state.variables["x"]})
+    new, info = jax.jit(attack.step)(jax.random.key(1), lowest, seen)
+    np.testing.assert_array_equal(new.best["x"], (lowest.best if kept else state.variables)["x"])
+    assert new.best_loss == (-1 if kept else info["loss"])
+
+
 def test_restarts_do_not_know_of_each_other(attack, observed):
     """The scores of three trials, and the returned trial, do not depend on how many trials run at once."""
     together, a, _ = invert(attack, observed, iterations=5, restarts=3)

@@ -92,3 +92,17 @@ def test_the_recommended_variation_goes_by_coupled_kinks_and_by_the_batch(batch_
 def test_a_weight_that_is_none_is_refused_where_it_is_given(weight, message):
     with pytest.raises(ValueError, match=message):
         presets.fedleak(3).weighing(tv=weight)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: presets.fedleak(3).weighing(0.1), "priors must be a Prior"),
+        (lambda: client_updates.natural_tv(1, 1), "height and width must make up more than one pixel"),
+        (lambda: client_updates.natural_tv(0, 3), "height must be > 0, got 0"),
+        (lambda: presets.fedleak(0), "iterations must be > 0, got 0"),
+    ],
+)
+def test_what_a_prior_or_preset_cannot_take_is_refused_by_name(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()

@@ -170,6 +170,13 @@ def test_a_defense_is_calibrated_to_the_real_run(monkeypatch):
     assert asked == [SplitRun(num_classes=2, batch_size=8, num_samples=48, epochs=7)]
 
 
+@pytest.mark.parametrize("name", ["noise", "noise_gradient", "noise_cut", "noise_embedding"])
+def test_the_strength_of_noise_is_a_variance(name):
+    defense = split_defense(name, 0.04, SplitRun(num_classes=2, batch_size=4, num_samples=8, epochs=1))
+    drawn = defense.apply(jax.random.key(0), np.zeros(20_000, np.float32))
+    assert np.var(drawn) == pytest.approx(0.04, rel=0.05)
+
+
 @pytest.mark.slow
 def test_every_defense_is_built_at_its_place_and_epsilon_moves_its_noise():
     run = SplitRun(num_classes=3, batch_size=16, num_samples=800, epochs=5)
@@ -285,6 +292,7 @@ def test_scores_are_those_of_the_samples_that_took_part():
     moved = x.copy()
     moved[:, 1] = estimate
     assert truth.feature_mse(moved) == pytest.approx(4 / 3)
+    assert truth.gain(1.0, 3.0) == pytest.approx(2 / truth.feature_variance)
 
 
 def test_a_regression_is_scored_beside_own_features(monkeypatch):

@@ -192,6 +192,7 @@ def test_bad_input():
             "log_prior must hold logarithms of probabilities, got probabilities: .*",
         ),
         ({"seed": -1}, r"seed must be whole numbers in \[0, 2\^32\), got -1"),
+        ({"log_prior": np.zeros(10)}, r"log_prior must have shape \(n, C\), got \(10,\)"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(changed, message):

@@ -32,6 +32,12 @@ def observed(normalised: bool, mode: str = "train"):
     return model, protocol, view(threat, transcript), transcript.private
 
 
+@pytest.mark.parametrize(("share", "hidden"), [(0.05, True), (1.0, False)])
+def test_a_scale_is_hidden_if_dimming_by_a_tenth_changes_less_than_a_hundredth(share, hidden):
+    """Here it changes 0.5 % and 5 %."""
+    assert bool(hides_scale(lambda x: {"kernel": 1 + share * x.mean()}, jnp.ones((1, 2, 2, 1)))) == hidden
+
+
 CASES = {
     "training mode": (True, "train", True),
     "evaluation mode": (True, "eval", False),

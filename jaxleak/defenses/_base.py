@@ -251,9 +251,10 @@ def stateless(
         mechanism: see `Defense`.
 
     Raises:
-        ValueError: on a place or mechanism that `Defense` refuses, or a function that does not take `(key, payload)`.
+        ValueError: on a place or mechanism that `Defense` refuses, or a function that does not take
+            `(key, payload, **extra)`.
     """
-    _validate.takes("(key, payload)", update=update)
+    _validate.takes("(key, payload, **extra)", update=update)
 
     def transform(
         updates: PyTree, state: optax.EmptyState, params: PyTree = None, *, key: jax.Array, **extra: object

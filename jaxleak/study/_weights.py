@@ -33,7 +33,11 @@ def read_weights(path: Path, model: models.Classifier) -> PyTree:
 def read_weights_and_counters(path: Path, model: models.Classifier) -> tuple[PyTree, dict[str, np.ndarray]]:
     """Same as `read_weights`, with PyTorch's counters of batches in that file by name; a folder or npz file has none.
 
-    The file is read once. Raises as `read_weights` does.
+    The file is read once. Arguments and errors are those of `read_weights`.
+
+    Raises:
+        FileNotFoundError: see `read_weights`.
+        ValueError: see `read_weights`.
     """
     like = jax.eval_shape(model.init, jax.random.key(0))
     if path.is_dir():

@@ -144,15 +144,20 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
         return _reconstruct(parts, state, observation)
 
-    stated = _stated(share)
-    digest = digest_of((settings, tuple(stated.values())))
-    return Attack(init, step, reconstruct, settings.iterations, digest, text_of(settings._asdict() | stated))
+    return Attack(init, step, reconstruct, settings.iterations, *identity_of(settings, share))
 
 
-def _stated(share: Share) -> dict[str, object]:
-    """The client's attributes that a share states. Checkpoints use them to recognise the share."""
+def identity_of(settings: Settings, share: Share, **more: object) -> tuple[str, str]:
+    """A digest of all settings by which checkpoints recognise an attack, and the settings by name as text.
+
+    Args:
+        settings: settings of the caller.
+        share: the client; what it states of its training counts.
+        more: further settings of the attack.
+    """
     names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
-    return {name: getattr(share, name, None) for name in names}
+    stated = {name: getattr(share, name, None) for name in names} | more
+    return digest_of((settings, tuple(stated.values()))), text_of(settings._asdict() | stated)
 
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:

@@ -14,9 +14,8 @@ import optax
 
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, TransformedShare
-from jaxleak._identity import digest_of
 from jaxleak.attacks._inversion import priors
-from jaxleak.attacks._inversion.engine import InversionState, inversion
+from jaxleak.attacks._inversion.engine import InversionState, identity_of, inversion
 from jaxleak.attacks._inversion.labels import label_source
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.setup import Setup
@@ -132,8 +131,8 @@ def epoch_copies(
             **{name: getattr(found, name)[:batch_size] for name in ("y", "score", "answered", "gradient_matched")},
         )
 
-    digest = digest_of((engine.made_of, weight))
-    return Attack(init, step, reconstruct, settings.iterations, digest, engine.settings)
+    # The engine sees labels that are given or joint, so its own identity would be the same for every rule.
+    return Attack(init, step, reconstruct, settings.iterations, *identity_of(settings, share, weight_of_epochs=weight))
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:

@@ -124,7 +124,13 @@ def natural_tv(height: int, width: int) -> float:
     Args:
         height: H in pixels, >= 1.
         width: W in pixels, >= 1, and H W > 1.
+
+    Raises:
+        ValueError: on sizes out of range.
     """
+    _validate.count(height=height, width=width)
+    if height * width == 1:
+        raise ValueError("height and width must make up more than one pixel, which has no neighbour")
     difference = 0.157 * math.sqrt(height * width) ** -0.3
     pairs = (height - 1) * width + height * (width - 1)
     return (height * width - 1) / (pairs * difference)

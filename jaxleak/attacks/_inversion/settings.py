@@ -93,6 +93,8 @@ class Settings(NamedTuple):
             ValueError: on an unknown name, a weight that is neither a number >= 0 nor "auto", or if the settings hold
                 two priors of one name, so that the name is ambiguous.
         """
+        for prior in priors:
+            _validate.made(Prior, "client_updates.Prior(name, value)", priors=prior)
         names = [prior.name for _, prior in self.priors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"priors must have names of their own to be weighed by name, got {twice[0]} twice")

@@ -78,6 +78,8 @@ def free_labels(
     Raises:
         ValueError: if shapes do not fit, values are not finite, or an argument is out of its range.
     """
+    if np.ndim(log_prior) != 2:
+        raise ValueError(f"log_prior must have shape (n, C), got {np.shape(log_prior)}")
     rows, classes = log_prior.shape
     if not rows:
         raise ValueError("no step was recorded, and labels are told by steps")

@@ -130,7 +130,7 @@ def informed(
             several steps.
     """
     _validate.count(batch_size=batch_size)
-    _validate.non_negative(round=round)
+    _validate.count_or_zero(round=round)
     require_known(defense, share)
     mechanism = defense.mechanism
     assert mechanism is not None
