@@ -49,6 +49,15 @@ def test_every_defense_of_a_client_has_an_attacker_who_knows_it(client, kind):
     assert found.share is not client[1] or found.settings.compare != SETTINGS.compare
 
 
+def test_a_random_defense_is_averaged_over_four_draws_of_the_attackers_own(client):
+    """A single draw has all entries on a grid, and the mean of four on one that is four times finer."""
+    known = informed(client, defenses.quantize(4, stochastic=True))
+    sent = jax.jit(known.share)(*client[2:])
+    steps = np.concatenate([np.ravel(7 * leaf / np.abs(leaf).max()) for leaf in jax.tree.leaves(sent)])
+    np.testing.assert_allclose(4 * steps, np.round(4 * steps), atol=1e-3)
+    assert {0.25, 0.5, 0.75} <= set(np.round(np.abs(steps) % 1, 3))
+
+
 def test_the_name_of_a_defense_is_no_defense(client):
     with pytest.raises(ValueError, match=r"^defense must be made by jaxleak\.defenses .* got 'gaussian', a text"):
         adaptive.informed("gaussian", client[0], ClientShare(client[0]), presets.fedleak(3), batch_size=2)
