@@ -137,15 +137,21 @@ def test_functions_of_jaxleak_are_described_without_their_code():
     assert "code " not in json.dumps(described({"settings": presets.fedleak(4)}))
 
 
-def test_an_inversion_does_not_go_on_with_an_edited_distance(tmp_path):
-    """Otherwise one run would descend one distance before it was killed, and another one afterwards."""
+def _inverted(settings, iterations, folder):
+    """An inversion of one image by an MLP, up to this iteration, with its checkpoints in a folder."""
     model = models.mlp((2, 2, 1), 3, widths=(4,))
     share = protocols.ClientShare(model)
     variables = model.init(jax.random.key(0))
     secret = Batch(jnp.ones((1, 1, 2, 2, 1)) / 2, jnp.zeros(1, jnp.int32), jnp.arange(1))
     seen = Observation(jnp.zeros((), jnp.int32), variables, share(variables, secret))
+    attack = attacks.inversion(model, share, settings, batch_size=1)
+    given = {"key": jax.random.key(1), "chunk": 2, "iterations": iterations}
+    return audit.invert(attack, seen, audit.template_of(secret), checkpoints=Checkpoints(folder, {}), **given)
+
+
+def test_an_inversion_does_not_go_on_with_an_edited_distance(tmp_path):
+    """Otherwise one run would descend one distance before it was killed, and another one afterwards."""
     source = """
-import flax.linen as nn
 import jax
 WEIGHT = 1.0
 def distance(observed, simulated):
@@ -154,9 +160,7 @@ def distance(observed, simulated):
 
     def inverted(source, iterations):
         settings = presets.dlg(4)._replace(labels="joint").comparing(distance=_compiled(source))
-        attack = attacks.inversion(model, share, settings, batch_size=1)
-        given = {"key": jax.random.key(1), "chunk": 2, "iterations": iterations}
-        return audit.invert(attack, seen, audit.template_of(secret), checkpoints=Checkpoints(tmp_path, {}), **given)
+        return _inverted(settings, iterations, tmp_path)
 
     inverted(source, 2)
     with pytest.raises(ConfigMismatchError, match="another choice of settings"):
@@ -165,19 +169,8 @@ def distance(observed, simulated):
 
 
 def test_an_inversion_goes_on_with_the_same_settings_and_says_which_setting_is_another(tmp_path):
-    model = models.mlp((2, 2, 1), 3, widths=(4,))
-    share = protocols.ClientShare(model)
-    variables = model.init(jax.random.key(0))
-    secret = Batch(jnp.ones((1, 1, 2, 2, 1)) / 2, jnp.zeros(1, jnp.int32), jnp.arange(1))
-    seen = Observation(jnp.zeros((), jnp.int32), variables, share(variables, secret))
     settings = presets.fedleak(4)
-
-    def inverted(settings, iterations):
-        attack = attacks.inversion(model, share, settings, batch_size=1)
-        given = {"key": jax.random.key(1), "chunk": 2, "iterations": iterations}
-        return audit.invert(attack, seen, audit.template_of(secret), checkpoints=Checkpoints(tmp_path, {}), **given)
-
-    inverted(settings, 2)
+    _inverted(settings, 2, tmp_path)
     with pytest.raises(ConfigMismatchError, match=r"Settings that differ: priors: 'auto' there, '0.3' now$"):
-        inverted(settings.weighing(tv=0.3), 4)
-    assert len(inverted(settings, 4)[2]["loss"]) == 4
+        _inverted(settings.weighing(tv=0.3), 4, tmp_path)
+    assert len(_inverted(settings, 4, tmp_path)[2]["loss"]) == 4

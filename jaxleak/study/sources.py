@@ -85,8 +85,8 @@ class Sources:
             where = os.environ.get("JAXLEAK_DATA_DIR")
             hint = f"; JAXLEAK_DATA_DIR is {where}" if where else ""
             raise ConfigMismatchError(
-                f"{self.file.parent} holds results on other contents of {'; '.join(changed)}{hint}; nothing there was "
-                f"changed: {_HOW_TO_GO_ON}"
+                f"{self.file.parent} holds results on other contents of {'; '.join(changed)}{hint}; its results were "
+                f"left as they are: {_HOW_TO_GO_ON}"
             )
 
     def bind(self, arrays: Arrays) -> None:
