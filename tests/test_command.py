@@ -19,11 +19,11 @@ from PIL import Image
 
 from jaxleak import Batch, audit, capture, models, protocols
 from jaxleak.__main__ import main
-from jaxleak._command.audit import read_weights
 from jaxleak._command.models import model_of
 from jaxleak.audit import Answer, Finding, Verdict
 from jaxleak.checkpoint import ConfigMismatchError
 from jaxleak.models import CLASSIFIERS
+from jaxleak.study import read_weights
 
 
 @pytest.fixture(scope="module")

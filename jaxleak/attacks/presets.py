@@ -72,8 +72,7 @@ __all__ = [
 def _check_length(iterations: float) -> None:
     """Refuse a length of schedules that is no number of iterations; `attacks.inversion` refuses 2.0 for 2."""
     _validate.positive(iterations=iterations)
-    if iterations % 1:
-        _validate.count(iterations=iterations)  # type: ignore[arg-type]
+    _validate.count(iterations=iterations if iterations % 1 else int(iterations))  # type: ignore[arg-type]
 
 
 def signed(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
