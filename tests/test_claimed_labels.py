@@ -1,6 +1,7 @@
 """Labels that an audit claims are in the batch or depend on a stated condition, and right updates are not refused."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxleak.audit._checks.finding import DEFENSE_OTHER
 from jaxleak.audit._checks.head import Head, columns_of, head_of
 from jaxleak.audit._checks.labels import findings_of, labels_of
 from jaxleak.audit._checks.precision import Precision, precision_of
+from jaxleak.audit._checks.predicted import check_counts
 
 WIDTH = 24
 
@@ -157,6 +159,19 @@ def test_smoothed_labels_prove_no_class_that_is_absent(batch):
         smooth = 0.9 * np.eye(10)[y] + 0.1 / 10
         found = labels_of(head(features, (p - smooth) / batch, kernel, bias), batch)
         assert not found.proven[np.bincount(y, minlength=10) == 0].any()
+
+
+@pytest.mark.parametrize("smoothing", [0.3, 0.5])
+def test_labels_that_are_smoothed_more_prove_no_absent_class_where_counts_are_not_whole(smoothing):
+    doubted = 0
+    for features, p, y, kernel, bias in itertools.chain(batches(10, 4, True), batches(10, 4, False)):
+        smooth = (1 - smoothing) * np.eye(10)[y] + smoothing / 10
+        of_head = head(features, (p - smooth) / 4, kernel, bias)
+        if check_counts(of_head, 4).status != "suspicious":
+            continue
+        doubted += 1
+        assert not labels_of(of_head, 4).proven[np.bincount(y, minlength=10) == 0].any()
+    assert doubted
 
 
 def after_steps(features, y, kernel, bias, momentum, rate=2.0):

@@ -18,6 +18,8 @@ _WEIGHTY = 0.1
 #: Label smoothing up to which an absent class is never taken for one in the batch: smoothing moves the entry of the
 #: class in the bias gradient by this number over the number of classes.
 _SMOOTHING = 0.1
+#: The same where the counts of labels are not whole numbers, as when labels are smoothed more than usual.
+_SMOOTHING_OF_DOUBTED = 0.5
 #: Share of the largest entry of a bias gradient below which the sign of another entry may be rounding.
 _OF_FINDINGS = 1e-4
 #: Relative misfit up to which rows of classes have the form that one sample gives: of rank one, with a sum of zero.
@@ -66,11 +68,11 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     """The labels that a bias gradient proves; none without one.
 
     The mean softmax output is positive, so that `n_c > -n db_c`: a class with a negative entry is in the batch. With
-    label smoothing, this is certain if the entry is less than `-0.1 / C`. The proven count of a class grows with n, for
-    which the rank of the kernel's gradient is a lower bound that nobody has to state. It also grows with the update's
-    scale. Every class in the batch counts only once where nothing confirms the scale, or where a sample may be in
-    several local steps. The same holds for several samples and one logit, as the second class may have a weight in the
-    loss.
+    label smoothing, this is certain if the entry is less than `-0.1 / C`, or `-0.5 / C` where the counts are not whole
+    numbers, which smoothing may explain. The proven count of a class grows with n, for which the rank of the kernel's
+    gradient is a lower bound that nobody has to state. It also grows with the update's scale. Every class in the batch
+    counts only once where nothing confirms the scale, or where a sample may be in several local steps. The same holds
+    for several samples and one logit, as the second class may have a weight in the loss.
 
     Nothing is proven where the gradient looks like one of the other sign: by the signs of its columns, or else by label
     counts. The equations of one sample show the sign if they hold for it and fail for the other one. Label counts after
@@ -89,7 +91,7 @@ def labels_of(head: Head, samples: int, *, local_steps: int = 1) -> Labels:
     if negative > positive or (negative == positive and doubted and reversed_fits(head, samples)):
         return Labels.none(head.kernel.shape[1])._replace(withheld=_OTHER_SIGN)
     signed = positive > negative or (samples == 1 and local_steps == 1 and shows_sign(head))
-    sure, seen = _present(head)
+    sure, seen = _present(head, _SMOOTHING_OF_DOUBTED if doubted else _SMOOTHING)
     withheld = "" if sure.any() else _TOO_SMALL
     # A weight of class 1 (PyTorch's pos_weight) is usual with one logit, and multiplies counts without other traces.
     unconfirmed = samples > 1 and (head.one_logit or doubted or many(head, samples))
@@ -179,14 +181,14 @@ def defended_labels(head: Head, samples: int, defense: Defense | None) -> Labels
     if left is None:
         why = "the client's defense is not known" if defense is None else _UNBOUNDED
         return nothing._replace(withheld=_UNKNOWN.format(why))
-    sure, seen = _present(left)
+    sure, seen = _present(left, _SMOOTHING)
     withheld = "" if sure.any() else _HIDDEN
     return Labels(sure, seen, samples, _DEFENDED, stated=("defense",), withheld=withheld)
 
 
-def _present(head: Head) -> tuple[np.ndarray, np.ndarray]:
+def _present(head: Head, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
     """(C,) each, 1 for classes in the batch: those certain even with smoothed labels, and without smoothing."""
     assert head.bias_gradient is not None
     lowest = -head.slack(1)
-    sure = head.bias_gradient < lowest - _SMOOTHING / head.kernel.shape[1]
+    sure = head.bias_gradient < lowest - smoothing / head.kernel.shape[1]
     return sure.astype(int), (head.bias_gradient < lowest).astype(int)
