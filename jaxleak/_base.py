@@ -151,10 +151,8 @@ class Attack(NamedTuple):
     reconstruct: `(state, observation) -> Reconstruction`. `jaxleak.audit.invert` traces it. An attack on many rounds
         that solves in closed form, or by its own solver, may do so here in NumPy.
     iterations: number of steps that the attack's schedules are made for, or None without schedules.
-    made_of: a digest of the attack's settings, which binds the checkpoints of `jaxleak.audit.invert`; None binds
-        nothing.
-    settings: a JSON object that describes the same settings by their names, with which a refusal says what differs;
-        None if there is none.
+    made_of: a JSON object that describes the attack's settings by their names. It binds the checkpoints of
+        `jaxleak.audit.invert`, and a refusal says what differs; None binds nothing.
     """
 
     init: InitFn
@@ -162,7 +160,6 @@ class Attack(NamedTuple):
     reconstruct: ReconstructFn
     iterations: int | None = None
     made_of: str | None = None
-    settings: str | None = None
 
 
 class ProtocolState(NamedTuple):

@@ -21,9 +21,9 @@ def of_key(key: jax.Array) -> str:
     return hashlib.sha256(repr(np.asarray(_configuration.without_type(key)).tolist()).encode()).hexdigest()
 
 
-def digest_of(settings: Any) -> str:
-    """A digest of an attack's settings, without the last digits of numbers."""
-    return hashlib.sha256(text_of(settings).encode()).hexdigest()
+def of_text(text: str | None) -> str | None:
+    """A digest of a text; None of none."""
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
 def text_of(settings: Any) -> str:

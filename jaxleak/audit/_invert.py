@@ -120,9 +120,9 @@ def invert(
                 "observation": _identity.of_arrays(observation),
                 "number of restarts": restarts,
                 "length of the attack's schedules": attack.iterations,
-                "choice of settings": attack.made_of,
+                "choice of settings": _identity.of_text(attack.made_of),
                 "start of the attack": _identity.of_arrays(state.attack),
-            }, settings=attack.settings,
+            }, settings=attack.made_of,
         )  # fmt: skip
         state, history = checkpoints.restore_with_history(state)
     # This needs shapes alone, and comes before hours go into an answer that could not be read.

@@ -15,7 +15,7 @@ import optax
 
 from jaxleak import _tree, _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, loss_of
-from jaxleak._identity import digest_of, text_of
+from jaxleak._identity import text_of
 from jaxleak.attacks._inversion import priors
 from jaxleak.attacks._inversion.data_term import Compared, DataTerm
 from jaxleak.attacks._inversion.gradient_term import Gradients
@@ -144,11 +144,11 @@ def inversion(model: Classifier, share: Share, settings: Settings, *, batch_size
     def reconstruct(state: InversionState, observation: Observation) -> Reconstruction:
         return _reconstruct(parts, state, observation)
 
-    return Attack(init, step, reconstruct, settings.iterations, *identity_of(settings, share))
+    return Attack(init, step, reconstruct, settings.iterations, made_of(settings, share))
 
 
-def identity_of(settings: Settings, share: Share, **more: object) -> tuple[str, str]:
-    """A digest of all settings by which checkpoints recognise an attack, and the settings by name as text.
+def made_of(settings: Settings, share: Share, **more: object) -> str:
+    """All settings by name, in JSON, by which checkpoints recognise an attack.
 
     Args:
         settings: settings of the caller.
@@ -156,8 +156,7 @@ def identity_of(settings: Settings, share: Share, **more: object) -> tuple[str, 
         more: further settings of the attack.
     """
     names = ("local_steps", "local_epochs", "learning_rate", "momentum", "clients", "batch_norm", "loss")
-    stated = {name: getattr(share, name, None) for name in names} | more
-    return digest_of((settings, tuple(stated.values()))), text_of(settings._asdict() | stated)
+    return text_of(settings._asdict() | {name: getattr(share, name, None) for name in names} | more)
 
 
 def assemble(model: Classifier, share: Share, settings: Settings, batch_size: int) -> Parts:

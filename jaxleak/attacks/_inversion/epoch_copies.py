@@ -15,7 +15,7 @@ import optax
 from jaxleak import _validate
 from jaxleak._base import Attack, Batch, Observation, PyTree, Reconstruction, Share, TransformedShare
 from jaxleak.attacks._inversion import priors
-from jaxleak.attacks._inversion.engine import InversionState, identity_of, inversion
+from jaxleak.attacks._inversion.engine import InversionState, inversion, made_of
 from jaxleak.attacks._inversion.labels import label_source
 from jaxleak.attacks._inversion.settings import Settings, check_settings
 from jaxleak.attacks._inversion.setup import Setup
@@ -132,7 +132,7 @@ def epoch_copies(
         )
 
     # The engine sees labels that are given or joint, so its own identity would be the same for every rule.
-    return Attack(init, step, reconstruct, settings.iterations, *identity_of(settings, share, weight_of_epochs=weight))
+    return Attack(init, step, reconstruct, settings.iterations, made_of(settings, share, weight_of_epochs=weight))
 
 
 def epoch_distance(x: jax.Array, labels: jax.Array, epochs: int) -> jax.Array:
